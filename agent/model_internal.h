@@ -1,0 +1,88 @@
+/* The language model: weights from GGUF, the forward pass over runs of tokens, and its exact specification. */
+#ifndef EPIMEM_AGENT_MODEL_INTERNAL_H
+#define EPIMEM_AGENT_MODEL_INTERNAL_H
+
+#include "agent/gguf_internal.h"
+#include "kernels/kernels.h"
+#include "kvq/kvq.h"
+
+typedef struct model model; /* immutable after open; shared */
+
+typedef struct model_config {
+    char architecture[16]; /* llama, qwen2, qwen3 */
+    char name[64];
+    int layers, width, q_heads, kv_heads, d, ffn, vocab;
+    int64_t context;
+    float rms_eps;
+    bool tied_output, qkv_bias, qk_norm;
+    krn_rope rope;
+    float attention_scale; /* 1/sqrt(d) */
+} model_config;
+
+status model_open(krn_pool *pool, const char *path, model **out, err *e);
+void model_close(model *m);
+const model_config *model_get_config(const model *m);
+const gguf *model_gguf(const model *m);       /* for the tokenizer and the template */
+uint64_t model_fingerprint(const model *m);   /* XXH3 over all weights and RoPE settings, computed at open */
+
+/* What the forward pass needs of a session's KV. The session decides tiers; the model only writes the new rows and
+ * attends. Called by the forward pass, on its thread. */
+typedef struct model_kv {
+    void *ctx;
+    /* Space of (layer, head) in which rows are stored and attended. */
+    void (*space)(void *ctx, int layer, int head, krn_rotation *k, krn_rotation *v, krn_page_format *format);
+    /* Where the n new rows of this run go: bf16 [n][d], in stored space; written before spans() is asked for. */
+    void (*new_rows)(void *ctx, int layer, int head, uint16_t **k, uint16_t **v);
+    /* All spans that the rows of this run attend to, the new rows included. */
+    void (*spans)(void *ctx, int layer, int head, const krn_span **spans, int *n);
+    /* Query variants of this run: shift[i] is taken off the position, sharpness multiplies the logits. */
+    int n_variants;
+    const int64_t *shift;
+    const float *sharpness;
+} model_kv;
+
+/* Consecutive new tokens of one sequence. */
+typedef struct model_run {
+    const int32_t *ids;
+    int n;
+    int64_t first_position;
+    const model_kv *kv;
+    int n_logits;  /* logits are wanted for the last n_logits rows */
+    float *logits; /* [n_logits][vocab] */
+} model_run;
+
+/* Scratch for forward passes of up to max_rows rows in all runs together. */
+typedef struct model_scratch model_scratch;
+status model_scratch_open(const model *m, int max_rows, model_scratch **out, err *e);
+void model_scratch_close(model_scratch *s);
+/* Runs of different sequences side by side; a row's result does not depend on what is beside it. */
+status model_forward(const model *m, model_scratch *s, const model_run *runs, int n_runs, err *e);
+
+/* A KV that keeps everything in BF16 in model space, for the tools (score, generate, calibration) and tests. */
+typedef struct plain_kv plain_kv;
+status plain_kv_open(const model *m, int64_t max_tokens, plain_kv **out, err *e);
+void plain_kv_close(plain_kv *p);
+const model_kv *plain_kv_prepare(plain_kv *p, int n_new); /* room for the next n tokens; view for model_forward */
+void plain_kv_reset(plain_kv *p);
+int64_t plain_kv_tokens(const plain_kv *p);
+
+/* ---- the specification: fp32, weights dequantised, one obviously right pass over a whole sequence ---- */
+typedef struct model_taps {
+    int layer;             /* which */
+    float *k, *v, *hidden; /* [n][K][d], [n][K][d], [n][width]; NULL to skip */
+} model_taps;
+/* logits [n][vocab]; taps may be NULL. */
+status model_forward_exact(const model *m, const int32_t *ids, int n, float *logits, const model_taps *taps, int n_taps,
+        err *e);
+
+/* ---- sampling ---- */
+typedef struct sampler_options {
+    float temperature;
+    int top_k;
+    float top_p, min_p, repeat_penalty;
+    uint64_t seed;
+} sampler_options;
+/* Draw number `step` of the stream `seed`: the same answer after a restart. logits are changed in place. */
+int32_t sampler_pick(const sampler_options *o, float *logits, int vocab, const int32_t *recent, int n_recent, uint64_t step);
+
+#endif

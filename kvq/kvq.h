@@ -1,0 +1,55 @@
+/*
+ * kvq: what a token's key and value become when they are stored.
+ *
+ * A codec is, per (layer, KV head): a rotation and mean for K and V (krn_rotation), a level rule, a scale rule and an
+ * encoder. All codecs share the packed page: 128 tokens of one (layer, KV head), laid out by kvq/page.h and read in
+ * place by kernels' attention. So K and V in every tier live in the codec's stored space, and moving a token from
+ * the BF16 tier into a page is a row-wise encode with no matrix product.
+ *
+ * A COLUMN is one page of every (layer, KV head) for the same 128 tokens, [layer][head] back to back: the unit that
+ * is stored, checksummed and loaded. Encoding a row looks at nothing but that row's BF16 values (codecs with
+ * cross-token groups look at their page alone): the same tokens give the same bytes however they arrived.
+ *
+ * Threads: a codec is immutable after open; all functions here are pure and may run on any thread.
+ */
+#ifndef EPIMEM_KVQ_KVQ_H
+#define EPIMEM_KVQ_KVQ_H
+
+#include "kernels/kernels.h"
+
+typedef struct kvq_shape {
+    int layers, kv_heads, d;
+} kvq_shape;
+
+typedef struct kvq_codec kvq_codec;
+
+/* Opens a codec by name for a model shape. `calibration_path` NULL unless the codec needs one. ST_ERR_ARG names
+ * the codecs there are when `name` is not one. */
+status kvq_codec_open(const char *name, const kvq_shape *shape, const char *calibration_path, kvq_codec **out,
+        err *e);
+void kvq_codec_close(kvq_codec *c);
+const char *kvq_codec_name(const kvq_codec *c);
+uint64_t kvq_codec_fingerprint(const kvq_codec *c); /* of everything that changes stored bytes */
+double kvq_codec_bits(const kvq_codec *c);          /* stored bits per element, mean of K and V, from page bytes */
+
+/* The stored space and page format of one head; pointers live as long as the codec. */
+const krn_rotation *kvq_k_rotation(const kvq_codec *c, int layer, int head);
+const krn_rotation *kvq_v_rotation(const kvq_codec *c, int layer, int head);
+const krn_page_format *kvq_page_format(const kvq_codec *c, int layer);
+
+size_t kvq_column_bytes(const kvq_codec *c);
+size_t kvq_page_at(const kvq_codec *c, int layer, int head); /* offset of that page in a column */
+
+/* Encodes rows [rows][d] of bf16 in stored space (row stride d) into a page; rows beyond are encoded as zeros.
+ * ST_ERR_ARG on NaN or infinity, naming the row. */
+status kvq_encode_page(const kvq_codec *c, int layer, int head, const uint16_t *k, const uint16_t *v, int rows,
+        uint8_t *page, err *e);
+/* Decodes to float in stored space, k and v [128][d]. The specification of what attention reads. */
+void kvq_decode_page(const kvq_codec *c, int layer, int head, const uint8_t *page, float *k, float *v);
+/* Moves the coded rows [src_row, src_row+n) of one page to dst_row.. of another: a bit shuffle, no re-coding. */
+void kvq_gather_rows(const kvq_codec *c, int layer, const uint8_t *src, int src_row, uint8_t *dst, int dst_row,
+        int n);
+/* The span for the attention kernel. `bf16` columns give BF16 spans, coded ones PAGE spans. */
+krn_span kvq_span(const kvq_codec *c, int layer, int head, const uint8_t *column, int rows);
+
+#endif
