@@ -1,0 +1,6 @@
+#include "agent/encoder_attend_internal.h"
+
+void encoder_attend(const encoder_attend_args *a)
+{
+    attend_body(a);
+}
