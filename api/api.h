@@ -16,6 +16,7 @@ typedef struct api_server_options {
     int port;                /* 0: any free one, printed at start */
     int connections_max;     /* 0: 256 */
     size_t line_bytes_max;   /* 0: 16 MiB */
+    const char *notify_socket; /* of the service manager, told when the server is ready; or NULL */
 } api_server_options;
 
 /* A socket path the system would cut is refused with both numbers, before anything is created. */
