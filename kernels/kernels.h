@@ -31,7 +31,8 @@ typedef struct krn_pool krn_pool;
 status krn_pool_open(int threads, krn_pool **out, err *e);
 void krn_pool_close(krn_pool *pool);
 int krn_pool_threads(const krn_pool *pool);
-/* Runs fn(ctx, i) for i in [0, tasks), spread over the workers, and returns when all are done. */
+/* Runs fn(ctx, i) for i in [0, tasks), spread over the workers, and returns when all are done. pool NULL: the caller
+ * alone does all. fn must not call krn_pool_run on the same pool. */
 void krn_pool_run(krn_pool *pool, void (*fn)(void *ctx, int task), void *ctx, int tasks);
 
 /* ---- stored tensors ---- */
@@ -52,8 +53,9 @@ void krn_dequantize(krn_type type, const void *src, float *dst, int64_t n);
 
 /* ---- matrix products: y[t][o] = sum_i w[o][i] x[t][i] ---- */
 
-/* A weight matrix [rows][cols], opened from stored bytes that must stay mapped until close. May repack. Quantised
- * types multiply 8-bit activations (one scale per 32); F32, F16 and BF16 multiply float32 ones. */
+/* A weight matrix [rows][cols], opened from stored bytes that must stay mapped until close. May repack. Q4_0 Q4_1 Q5_0
+ * Q5_1 Q8_0 Q4_K Q5_K Q6_K multiply 8-bit activations (one scale per 32); F32, F16 and BF16 multiply float32 ones, and so
+ * do the rarer types (Q2_K Q3_K IQ4_NL IQ4_XS), which are dequantised on the way: right, but slower. */
 typedef struct krn_matrix krn_matrix;
 status krn_matrix_open(krn_pool *pool, krn_type type, int64_t rows, int64_t cols, const void *data,
         krn_matrix **out, err *e);
@@ -66,6 +68,11 @@ int64_t krn_matrix_cols(const krn_matrix *m);
 typedef struct krn_rows krn_rows;
 status krn_rows_open(int64_t max_rows, int64_t max_cols, krn_rows **out, err *e);
 void krn_rows_close(krn_rows *r);
+/* Which forms krn_rows_load fills (both after open): bits of krn_rows_form, what krn_matrix_reads answers for the
+ * matrices to come. Saves the copy of the other form; a product that finds its form missing is a REQUIRE. */
+enum krn_rows_form { KRN_ROWS_FLOAT = 1, KRN_ROWS_CODES = 2 };
+void krn_rows_keep(krn_rows *r, unsigned forms);
+unsigned krn_matrix_reads(const krn_matrix *m);
 void krn_rows_load(krn_pool *pool, krn_rows *r, const float *x, int64_t x_stride, int64_t n, int64_t cols);
 /* y[t*y_stride + o], all loaded rows; cols must agree (REQUIRE). */
 void krn_matmul(krn_pool *pool, const krn_matrix *m, const krn_rows *r, float *y, int64_t y_stride);

@@ -1,0 +1,38 @@
+/* The row operations of one instruction set. rows_body.h is compiled once per set; rows.c chooses. */
+#ifndef EPIMEM_KERNELS_ROWS_ROW_OPS_H
+#define EPIMEM_KERNELS_ROWS_ROW_OPS_H
+
+#include "kernels/kernels.h"
+
+enum { ACT_BLOCK = 32 };
+
+/* What a product needs to know about 32 activation codes beside the codes: value = scale * code, |code| <= 127.
+ * Sums are stored negated, so that a product starts from (zero point << 0) * minus_sum with one shift. */
+typedef struct act_block {
+    float scale;
+    float sum;         /* scale * sum of the codes: what a constant offset of the weights multiplies */
+    int32_t minus_low; /* - sum of codes 0..15 */
+    int32_t minus_all; /* - sum of codes 0..31 */
+} act_block;
+
+typedef struct row_ops {
+    void (*rmsnorm)(const float *x, const float *w, float eps, float *y, int64_t cols);
+    void (*layernorm)(const float *x, const float *w, const float *b, float eps, float *y, int64_t cols);
+    void (*add)(float *x, const float *y, int64_t count);
+    void (*swiglu)(const float *gate, const float *up, float *y, int64_t count);
+    void (*gelu)(float *x, int64_t count);
+    int64_t (*argmax)(const float *x, int64_t count);
+    double (*sum_of_exp)(const float *x, float shift, int64_t count); /* sum of e^(x - shift) */
+    void (*rotate_adjacent)(const float *cos_sin, float *x, int pairs);
+    void (*rotate_halves)(const float *cos_sin, float *x, int pairs);
+    /* Blocks of 32, the last filled up with zeros: codes [ceil(cols / 32)][32], blocks [ceil(cols / 32)]. */
+    void (*quantize)(const float *x, int64_t cols, int8_t *codes, act_block *blocks);
+} row_ops;
+
+extern const row_ops row_ops_scalar;
+extern const row_ops row_ops_avx2;
+extern const row_ops row_ops_avx512;
+
+const row_ops *row_ops_current(void);
+
+#endif
