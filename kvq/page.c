@@ -1,0 +1,196 @@
+/* Pages: encode, decode, gather. Positions of codes come from kernels/fragment.h, of everything else from kvq/page.h. */
+#include "kvq/page.h"
+
+#include <string.h>
+
+#include "kvq/codec.h"
+
+/* ---- encode ---- */
+
+static status refuse_nonfinite(const uint16_t *x, int rows, int d, const char *what, err *e)
+{
+    for (int row = 0; row < rows; row++) {
+        uint32_t bad = 0;
+        for (int c = 0; c < d; c++) {
+            bad |= (x[(size_t)row * (size_t)d + (size_t)c] & 0x7f80u) == 0x7f80u;
+        }
+        if (bad != 0) {
+            return FAIL(e, ST_ERR_ARG, "%s of row %d is not finite", what, row);
+        }
+    }
+    return ST_OK;
+}
+
+/* Plane bits of one key row; `down` picks the pair of bits of a code that goes to this plane. */
+static void pack_k_row(uint8_t *plane, int d, int row, const uint8_t *codes, int down)
+{
+    for (int c = 0; c < d; c++) {
+        uint32_t code = ((uint32_t)codes[c] >> down) & 3u;
+        plane[KRN_FRAGMENT_K_BYTE(d, row, c)] |= (uint8_t)(code << KRN_FRAGMENT_K_SHIFT(c));
+    }
+}
+
+static void pack_v_row(uint8_t *plane, int d, int row, const uint8_t *codes)
+{
+    int shift = KRN_FRAGMENT_V_SHIFT(row);
+    for (int c = 0; c < d; c++) {
+        plane[KRN_FRAGMENT_V_BYTE(row, c)] |= (uint8_t)(codes[c] << shift);
+    }
+}
+
+static void encode_rows(
+        const kvq_layer *layer, const uint16_t *k, const uint16_t *v, int rows, uint8_t *page)
+{
+    const krn_page_format *f = &layer->format;
+    kvq_row row;
+    memset(page, 0, f->bytes);
+    for (int r = 0; r < rows; r++) {
+        size_t at = (size_t)r * (size_t)f->d;
+        layer->encode_k(k + at, f->d, &row);
+        pack_k_row(page + f->k_plane_at[0], f->d, r, row.codes, f->k_planes == 2 ? 2 : 0);
+        if (f->k_planes == 2) {
+            pack_k_row(page + f->k_plane_at[1], f->d, r, row.codes, 0);
+        }
+        kvq_page_set_half(page, f->k_scale_at, r, row.scale);
+        if (f->has_zero) {
+            kvq_page_set_half(page, f->k_zero_at, r, row.zero);
+        }
+        layer->encode_v(v + at, f->d, &row);
+        pack_v_row(page + f->v_plane_at, f->d, r, row.codes);
+        kvq_page_set_half(page, f->v_scale_at, r, row.scale);
+        if (f->has_zero) {
+            kvq_page_set_half(page, f->v_zero_at, r, row.zero);
+        }
+    }
+}
+
+static void copy_bf16_rows(int d, const uint16_t *k, const uint16_t *v, int rows, uint8_t *page)
+{
+    size_t half = kvq_page_bf16_bytes(d) / 2, filled = (size_t)rows * (size_t)d * sizeof *k;
+    memset(page, 0, 2 * half);
+    memcpy(page, k, filled);
+    memcpy(page + half, v, filled);
+}
+
+status kvq_encode_page(const kvq_codec *c, int layer, int head, const uint16_t *k, const uint16_t *v, int rows,
+        uint8_t *page, err *e)
+{
+    (void)kvq_page_at(c, layer, head);
+    REQUIRE(rows >= 0 && rows <= KRN_PAGE_ROWS);
+    TRY(refuse_nonfinite(k, rows, c->shape.d, "the key", e));
+    TRY(refuse_nonfinite(v, rows, c->shape.d, "the value", e));
+    if (c->is_bf16) {
+        copy_bf16_rows(c->shape.d, k, v, rows, page);
+    } else {
+        encode_rows(&c->layers[layer], k, v, rows, page);
+    }
+    return ST_OK;
+}
+
+/* ---- decode ---- */
+
+static float value_of(const krn_page_format *f, const float *level, uint32_t code, float scale, float zero)
+{
+    return f->has_zero ? scale * ((float)code - zero) : scale * level[code];
+}
+
+static void decode_k_row(const krn_page_format *f, const uint8_t *page, int row, float *k)
+{
+    float scale = base_f16_to_f32(kvq_page_get_half(page, f->k_scale_at, row));
+    float zero = f->has_zero ? base_f16_to_f32(kvq_page_get_half(page, f->k_zero_at, row)) : 0.0f;
+    for (int c = 0; c < f->d; c++) {
+        uint32_t code = krn_fragment_get_k(page + f->k_plane_at[0], f->d, row, c);
+        if (f->k_planes == 2) {
+            code = 4 * code + krn_fragment_get_k(page + f->k_plane_at[1], f->d, row, c);
+            k[c] = scale * ((float)code - 7.5f);
+        } else {
+            k[c] = value_of(f, f->k_level, code, scale, zero);
+        }
+    }
+}
+
+static void decode_v_row(const krn_page_format *f, const uint8_t *page, int row, float *v)
+{
+    float scale = base_f16_to_f32(kvq_page_get_half(page, f->v_scale_at, row));
+    float zero = f->has_zero ? base_f16_to_f32(kvq_page_get_half(page, f->v_zero_at, row)) : 0.0f;
+    for (int c = 0; c < f->d; c++) {
+        v[c] = value_of(f, f->v_level, krn_fragment_get_v(page + f->v_plane_at, row, c), scale, zero);
+    }
+}
+
+static void expand_bf16(const uint8_t *bytes, size_t n, float *x)
+{
+    for (size_t i = 0; i < n; i++) {
+        x[i] = base_bf16_to_f32((uint16_t)(bytes[2 * i] | (bytes[2 * i + 1] << 8)));
+    }
+}
+
+void kvq_decode_page(const kvq_codec *c, int layer, int head, const uint8_t *page, float *k, float *v)
+{
+    (void)kvq_page_at(c, layer, head);
+    const krn_page_format *f = &c->layers[layer].format;
+    size_t d = (size_t)f->d;
+    if (c->is_bf16) {
+        expand_bf16(page, KRN_PAGE_ROWS * d, k);
+        expand_bf16(page + f->bytes / 2, KRN_PAGE_ROWS * d, v);
+        return;
+    }
+    for (int row = 0; row < KRN_PAGE_ROWS; row++) {
+        decode_k_row(f, page, row, k + (size_t)row * d);
+        decode_v_row(f, page, row, v + (size_t)row * d);
+    }
+}
+
+/* ---- gather ---- */
+
+static void move_k_row(int d, const uint8_t *src, int src_row, uint8_t *dst, int dst_row)
+{
+    for (int c = 0; c < d; c++) {
+        krn_fragment_set_k(dst, d, dst_row, c, krn_fragment_get_k(src, d, src_row, c));
+    }
+}
+
+static void move_v_row(int d, const uint8_t *src, int src_row, uint8_t *dst, int dst_row)
+{
+    for (int c = 0; c < d; c++) {
+        krn_fragment_set_v(dst, dst_row, c, krn_fragment_get_v(src, src_row, c));
+    }
+}
+
+static void move_halves(uint32_t at, const uint8_t *src, int src_row, uint8_t *dst, int dst_row, int n)
+{
+    memcpy(dst + at + 2 * dst_row, src + at + 2 * src_row, 2 * (size_t)n);
+}
+
+static void gather_bf16_rows(int d, const uint8_t *src, int src_row, uint8_t *dst, int dst_row, int n)
+{
+    size_t half = kvq_page_bf16_bytes(d) / 2, row = 2 * (size_t)d;
+    for (int side = 0; side < 2; side++) {
+        memcpy(dst + (size_t)side * half + (size_t)dst_row * row, src + (size_t)side * half + (size_t)src_row * row,
+                (size_t)n * row);
+    }
+}
+
+void kvq_gather_rows(
+        const kvq_codec *c, int layer, const uint8_t *src, int src_row, uint8_t *dst, int dst_row, int n)
+{
+    const krn_page_format *f = kvq_page_format(c, layer);
+    REQUIRE(n >= 0 && src_row >= 0 && dst_row >= 0 && src_row + n <= KRN_PAGE_ROWS && dst_row + n <= KRN_PAGE_ROWS);
+    if (c->is_bf16) {
+        gather_bf16_rows(f->d, src, src_row, dst, dst_row, n);
+        return;
+    }
+    for (int i = 0; i < n; i++) {
+        for (int plane = 0; plane < f->k_planes; plane++) {
+            uint32_t at = f->k_plane_at[plane];
+            move_k_row(f->d, src + at, src_row + i, dst + at, dst_row + i);
+        }
+        move_v_row(f->d, src + f->v_plane_at, src_row + i, dst + f->v_plane_at, dst_row + i);
+    }
+    move_halves(f->k_scale_at, src, src_row, dst, dst_row, n);
+    move_halves(f->v_scale_at, src, src_row, dst, dst_row, n);
+    if (f->has_zero) {
+        move_halves(f->k_zero_at, src, src_row, dst, dst_row, n);
+        move_halves(f->v_zero_at, src, src_row, dst, dst_row, n);
+    }
+}
