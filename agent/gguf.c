@@ -199,7 +199,7 @@ static status read_key(cursor *c, uint64_t index, gguf_key *key)
         return read_array_value(c, key);
     }
     if (key->type == GGUF_STRING) {
-        gguf_string text;
+        gguf_string text = {0};
         TRY(read_string_value(c, key, &text));
         key->value = (const uint8_t *)text.data;
         key->count = text.bytes;
@@ -486,7 +486,7 @@ static status create(const char *path, gguf **out, err *e)
 
 status gguf_open_memory(const void *data, size_t bytes, const char *name, gguf **out, err *e)
 {
-    gguf *g;
+    gguf *g = NULL;
     TRY(create(name, &g, e));
     status s = read_all(g, data, bytes, e);
     if (s != ST_OK) {
@@ -499,7 +499,7 @@ status gguf_open_memory(const void *data, size_t bytes, const char *name, gguf *
 
 status gguf_open(const char *path, gguf **out, err *e)
 {
-    gguf *g;
+    gguf *g = NULL;
     TRY(create(path, &g, e));
     status s = base_map_open(path, &g->map, e);
     if (s == ST_OK) {

@@ -40,6 +40,7 @@ typedef struct model_kv {
     const int64_t *shift;
     const float *sharpness;
 } model_kv;
+enum { MODEL_VARIANTS_MAX = 256 }; /* of one run; more is ST_ERR_LIMIT */
 
 /* Consecutive new tokens of one sequence. */
 typedef struct model_run {
@@ -71,6 +72,14 @@ typedef struct model_taps {
     int layer;             /* which */
     float *k, *v, *hidden; /* [n][K][d], [n][K][d], [n][width]; NULL to skip */
 } model_taps;
+/* A pass that can go on: keeps float32 K and V. One thread at a time; uses the model's pool. */
+typedef struct model_exact model_exact;
+typedef void (*model_on_row)(void *ctx, int row, const float *logits); /* row counts within this append */
+status model_exact_open(const model *m, int64_t max_tokens, model_exact **out, err *e);
+void model_exact_close(model_exact *x);
+/* Appends n tokens; on_row is told the logits [vocab] of the last n_logits rows, in order. ST_ERR_LIMIT past max_tokens. */
+status model_exact_append(model_exact *x, const int32_t *ids, int n, int n_logits, model_on_row on_row, void *ctx,
+        const model_taps *taps, int n_taps, err *e);
 /* logits [n][vocab]; taps may be NULL. */
 status model_forward_exact(const model *m, const int32_t *ids, int n, float *logits, const model_taps *taps, int n_taps,
         err *e);
