@@ -37,6 +37,8 @@ typedef struct parse_fault {
 status parse_request(const void *text, size_t bytes, parse_line *out, parse_fault *fault);
 void parse_line_deinit(parse_line *p);
 
+/* One message; what it got is freed with the request it belongs to, also after a fault. */
+status parse_message(const json_place *at, bool allow_speaker, agent_message *m);
 /* "messages" of the object into r. allow_speaker: utterances of several people (ingest). */
 status parse_messages(const json_place *at, bool allow_speaker, agent_request *r);
 

@@ -26,7 +26,7 @@ static status parse_author(const json_place *at, bool allow_speaker, agent_messa
     return m->role != NULL || m->speaker != NULL ? ST_OK : ST_ERR_MEMORY;
 }
 
-static status parse_message(const json_place *at, bool allow_speaker, agent_message *m)
+status parse_message(const json_place *at, bool allow_speaker, agent_message *m)
 {
     const char *content = NULL, *ref = NULL, *when = NULL;
     TRY(parse_author(at, allow_speaker, m));
