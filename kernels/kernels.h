@@ -120,8 +120,9 @@ void krn_rotate(const krn_rotation *r, int d, const float *x, float *y);        
 void krn_rotate_inverse(const krn_rotation *r, int d, const float *x, float *y); /* y = x R^T + mean */
 
 /* How to read a coded page of one KV head. Codes lie in fragment order (kernels/fragment.h); a row's value is
- * scale * (level[code] - zero). With two K planes k = scale * (4 level_hi + level_lo ...): code = 4 hi + lo of 0..15,
- * value scale * (code - 7.5). kvq/page.h composes pages; this only tells where things are, in bytes from the page. */
+ * scale * level[code]. With two K planes code = 4 hi + lo of 0..15 and the value scale * (code - 7.5). Levels rise with
+ * the code and lie on an even grid of at most 255 steps (REQUIRE), so that byte products hold them exactly.
+ * kvq/page.h composes pages; this only tells where things are, in bytes from the page. */
 enum { KRN_PAGE_ROWS = 128 };
 typedef struct krn_page_format {
     int d;                /* 64, 128 or 256 */
