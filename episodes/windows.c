@@ -1,0 +1,225 @@
+/*
+ * The texts around an utterance that are embedded, and where their vectors lie.
+ *
+ * For each utterance: itself ("speaker: text"), bare text, and the windows of two, three and five utterances that end
+ * with it, inside its run. Each text is embedded once and never again: the window of utterance i with both neighbours is
+ * the window of three that ends with i + 1. A long message is also embedded in pieces of one to three sentences.
+ */
+#include "episodes/index_internal.h"
+#include "episodes/text_internal.h"
+
+#include <string.h>
+
+enum {
+    BATCH_TEXTS_MAX = 64,
+    LONG_WORDS_MIN = EP_CHUNK_WORDS_MAX + 1, /* more than one piece holds */
+    ALONE_WORDS_MAX = 180                    /* about 256 word pieces: what a sentence encoder reads */
+};
+
+/* Utterances in the windows that end with an item, by place; clipped by the run. */
+static const int window_lengths[] = {1, 2, 3, 5};
+
+int ep_windows_ending_at(const ep_item *u)
+{
+    return 1 + (u->run_at < 3 ? u->run_at : 3);
+}
+
+int64_t ep_window_of(const ep_index *x, int64_t i, ep_window_kind kind)
+{
+    const ep_item *u = &x->items[i];
+    int ahead = 0;
+    for (int wanted = kind == EP_WINDOW_FIVE ? 2 : kind == EP_WINDOW_THREE ? 1 : 0; ahead < wanted; ahead++) {
+        if (i + ahead + 1 >= x->n_items || x->items[i + ahead + 1].run_at == 0) {
+            break;
+        }
+    }
+    const ep_item *end = u + ahead;
+    int place = 0; /* in end's windows: 1 pair, 2 three, 3 five */
+    switch (kind) {
+    case EP_WINDOW_PAIR:
+        place = 1;
+        break;
+    case EP_WINDOW_THREE:
+        place = ahead == 1 ? 2 : 1;
+        break;
+    case EP_WINDOW_FIVE:
+        place = ahead > 0 ? 3 : 2;
+        break;
+    default:
+        break;
+    }
+    int exist = ep_windows_ending_at(end);
+    return end->first_window + (place < exist ? place : exist - 1);
+}
+
+/* ---- making vectors ---- */
+
+typedef struct batch {
+    ep_index *x;
+    base_buf text; /* the texts one after the other */
+    size_t at[BATCH_TEXTS_MAX], bytes[BATCH_TEXTS_MAX];
+    ep_target to[BATCH_TEXTS_MAX];
+    int64_t owner[BATCH_TEXTS_MAX];
+    int n;
+    float *vectors; /* [BATCH_TEXTS_MAX][dim] */
+    int8_t *codes;  /* [dim] */
+} batch;
+
+status ep_vector_store(ep_index *x, ep_target to, int64_t owner, const int8_t *codes, float step)
+{
+    ep_vectors *pool = to == EP_TO_WINDOWS ? &x->windows : to == EP_TO_BARE ? &x->bare : &x->parts;
+    TRY(ep_vectors_reserve(pool, 1));
+    if (to == EP_TO_PARTS) {
+        void *owners = x->part_owners;
+        TRY(base_grow(&owners, &x->part_owners_cap, (size_t)x->parts.count + 1, SIZE_MAX / 8, sizeof *x->part_owners));
+        x->part_owners = owners;
+        x->part_owners[x->parts.count] = owner;
+    }
+    (void)ep_vectors_add(pool, codes, step);
+    return ST_OK;
+}
+
+static status flush(batch *b, err *e)
+{
+    const char *texts[BATCH_TEXTS_MAX];
+    ep_index *x = b->x;
+    for (int i = 0; i < b->n; i++) {
+        texts[i] = (const char *)b->text.data + b->at[i];
+    }
+    if (b->n > 0) {
+        TRY(x->ops.embed(x->ops.ctx, texts, b->bytes, b->n, b->vectors, e));
+    }
+    for (int i = 0; i < b->n; i++) {
+        float *v = b->vectors + (size_t)i * (size_t)x->ops.dim, step = 0;
+        if (!ep_unit(v, x->ops.dim)) {
+            return FAIL(e, ST_ERR_FORMAT, "the sentence encoder gave a vector that is not finite");
+        }
+        ep_vector_code(v, x->ops.dim, b->codes, &step);
+        TRY(ep_vector_store(x, b->to[i], b->owner[i], b->codes, step));
+    }
+    b->n = 0;
+    b->text.size = 0;
+    return ST_OK;
+}
+
+/* Appends the first `words_max` words of a text. */
+static status put_words(batch *b, const char *text, size_t bytes, int words_max)
+{
+    size_t at = 0, end = 0;
+    ep_word word;
+    int n = 0;
+    while (n < words_max && ep_word_next(text, bytes, &at, &word)) {
+        n++;
+        end = at;
+    }
+    return base_buf_append(&b->text, text, n < words_max ? bytes : end);
+}
+
+static status begin_text(batch *b, ep_target to, int64_t owner, err *e)
+{
+    if (b->n == BATCH_TEXTS_MAX) {
+        TRY(flush(b, e));
+    }
+    b->at[b->n] = b->text.size;
+    b->to[b->n] = to;
+    b->owner[b->n] = owner;
+    return ST_OK;
+}
+
+/* A NUL behind each text, for encoders that like one; not counted. */
+static status end_text(batch *b)
+{
+    b->bytes[b->n] = b->text.size - b->at[b->n];
+    TRY(base_buf_append(&b->text, "", 1));
+    b->n++;
+    return ST_OK;
+}
+
+static status put_window(batch *b, int64_t i, int place, err *e)
+{
+    const ep_item *u = &b->x->items[i];
+    int back = window_lengths[place] - 1;
+    back = back < u->run_at ? back : u->run_at;
+    TRY(begin_text(b, EP_TO_WINDOWS, i, e));
+    for (int64_t k = i - back; k <= i; k++) {
+        const ep_item *part = &b->x->items[k];
+        TRY(put_words(b, part->line, part->line_bytes, back == 0 ? ALONE_WORDS_MAX : EP_CHUNK_WORDS_MAX));
+        if (k < i) {
+            TRY(base_buf_append(&b->text, "\n", 1));
+        }
+    }
+    return end_text(b);
+}
+
+bool ep_is_long(const ep_item *u)
+{
+    return ep_text_words(u->line + u->text_at, u->line_bytes - u->text_at, LONG_WORDS_MIN) == LONG_WORDS_MIN;
+}
+
+static status put_parts(batch *b, int64_t i, err *e)
+{
+    ep_item *u = &b->x->items[i];
+    size_t bytes = 0, at = 0;
+    const char *text = ep_item_text(u, &bytes);
+    ep_slice piece;
+    while (ep_is_long(u) && ep_chunk_next(text, bytes, &at, &piece)) {
+        TRY(begin_text(b, EP_TO_PARTS, i, e));
+        TRY(base_buf_append(&b->text, u->line, u->text_at));
+        TRY(base_buf_append(&b->text, text + piece.at, piece.bytes));
+        TRY(end_text(b));
+        u->parts++;
+    }
+    return ST_OK;
+}
+
+static status put_item(batch *b, int64_t i, err *e)
+{
+    size_t bytes = 0;
+    const char *text = ep_item_text(&b->x->items[i], &bytes);
+    for (int place = 0; place < ep_windows_ending_at(&b->x->items[i]); place++) {
+        TRY(put_window(b, i, place, e));
+    }
+    TRY(begin_text(b, EP_TO_BARE, i, e));
+    TRY(put_words(b, text, bytes, ALONE_WORDS_MAX));
+    TRY(end_text(b));
+    return put_parts(b, i, e);
+}
+
+status ep_windows_embed(ep_index *x, int64_t from, int n, err *e)
+{
+    batch b = {.x = x, .text = {.max = SIZE_MAX / 2}};
+    b.vectors = base_alloc(BATCH_TEXTS_MAX * (size_t)x->ops.dim * sizeof *b.vectors);
+    b.codes = base_alloc((size_t)x->ops.dim);
+    status s = b.vectors == NULL || b.codes == NULL ? ST_ERR_MEMORY : ST_OK;
+    for (int64_t i = from; s == ST_OK && i < from + n; i++) {
+        s = put_item(&b, i, e);
+    }
+    if (s == ST_OK) {
+        s = flush(&b, e);
+    }
+    base_buf_free(&b.text);
+    base_free(b.vectors);
+    base_free(b.codes);
+    return s;
+}
+
+/* ---- means ---- */
+
+void ep_windows_mean(ep_index *x, int64_t from)
+{
+    int dim = x->ops.dim;
+    float *mean = x->workspace, step = 0;
+    int8_t *codes = (int8_t *)(mean + dim);
+    for (int64_t i = from < 0 ? 0 : from; i < x->n_items; i++) {
+        memset(mean, 0, (size_t)dim * sizeof *mean);
+        for (ep_window_kind k = EP_WINDOW_ITSELF; k < EP_WINDOW_KINDS; k++) {
+            ep_vectors_accumulate(&x->windows, ep_window_of(x, i, k), 1.0f / EP_WINDOW_KINDS, mean);
+        }
+        ep_vector_code(mean, dim, codes, &step);
+        if (i < x->means.count) {
+            ep_vectors_set(&x->means, i, codes, step);
+        } else {
+            (void)ep_vectors_add(&x->means, codes, step);
+        }
+    }
+}
