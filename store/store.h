@@ -21,12 +21,14 @@ typedef struct store store;
 
 typedef struct store_options {
     const char *path;        /* data folder, made (0700) when missing */
-    const char *fingerprint; /* text naming model, tokenizer, codec...; compared with what the folder was made with */
+    const char *fingerprint; /* text naming model, tokenizer, codec... (at most 4096 bytes); compared with what the
+                              * folder was made with. With read_only NULL takes any */
     uint64_t cap_bytes;      /* own cap on pages in use over both environments; 0: none. ST_ERR_FULL past it */
     bool read_only;          /* check, backup: no exclusive lock, no clean-up */
 } store_options;
 
-/* ST_ERR_BUSY names the pid that holds the folder; ST_ERR_MISMATCH names both fingerprints. */
+/* ST_ERR_BUSY names the pid that holds the folder, which may be our own: a folder is opened once per process, for
+ * reading only as well. ST_ERR_MISMATCH names both fingerprints. */
 status store_open(const store_options *o, store **out, err *e);
 void store_close(store *s);
 
@@ -54,8 +56,14 @@ status store_batch_put(store_batch *b, const store_key *key, const void *data, s
 status store_batch_delete(store_batch *b, const store_key *key);
 /* Deletes number >= key->number of that kind in that session. */
 status store_batch_delete_from(store_batch *b, const store_key *key);
-/* Deletes everything of a session, overwriting blobs first so that nothing is left in freed pages. */
+/* Deletes everything of a session but its STORE_NAME records (their session field is a hash: delete those by key).
+ * The commit returns when the bytes of all its values, old versions included, are overwritten in the files. It waits up
+ * to 5 s for readers that still hold them; ST_ERR_BUSY or ST_ERR_IO then says that the session is deleted, durably, and
+ * the overwriting follows with a later commit, or at close or open. */
 status store_batch_erase_session(store_batch *b, const char *tenant, const char *session);
+/* Blobs of more than 64 MiB together are written in several transactions, visible all at once all the same.
+ * ST_ERR_FULL: the cap, or the disk; nothing of the batch is kept. Other errors: likewise, unless the error is LMDB's
+ * own panic after a failed write of its header, when only a new store_open knows. The batch may be committed again. */
 status store_commit(store *s, store_batch *b, err *e);
 
 /* Calls visit(ctx, data, bytes) once with the verified value, inside the read transaction; visit must only copy.
@@ -65,7 +73,7 @@ status store_read(store *s, const store_key *key, store_visit visit, void *ctx, 
 /* Copies the value into a fresh buffer the caller frees with base_free. */
 status store_read_copy(store *s, const store_key *key, void **data, size_t *bytes, err *e);
 
-/* Walks records of one kind in key order: of one session (session set) or of all sessions of a tenant (session
+/* Walks records of one kind in key order (sessions by length of their names, then by bytes): of one session (session set) or of all sessions of a tenant (session
  * NULL; `prefix` filters session names, `after` starts behind one). A record that fails its check is passed
  * with data NULL. Stops when visit returns other than ST_OK and returns that. */
 typedef status (*store_visit_record)(void *ctx, const store_key *key, const void *data, size_t bytes);
