@@ -11,6 +11,7 @@
 
 #include "agent/tokenizer_parts_internal.h"
 #include "agent/unicode_internal.h"
+#include "agent/wordpiece_internal.h"
 
 enum {
     WORD_CHARACTERS_MAX = 100, /* of the reference: a longer word is [UNK] */
@@ -183,45 +184,17 @@ static void add_to_word(encoding *x, utf8proc_int32_t c)
     x->word_characters++;
 }
 
-static bool is_dropped(uint32_t c)
-{
-    if (c == 0 || c == 0xfffd) {
-        return true;
-    }
-    utf8proc_category_t k = utf8proc_category((utf8proc_int32_t)c);
-    return k == UTF8PROC_CATEGORY_CC || k == UTF8PROC_CATEGORY_CF || k == UTF8PROC_CATEGORY_CO ||
-            k == UTF8PROC_CATEGORY_CS;
-}
-
-static bool is_punctuation(uint32_t c)
-{
-    if (c < 0x80) { /* every ASCII symbol counts */
-        return (c >= '!' && c <= '/') || (c >= ':' && c <= '@') || (c >= '[' && c <= '`') ||
-                (c >= '{' && c <= '~');
-    }
-    utf8proc_category_t k = utf8proc_category((utf8proc_int32_t)c);
-    return k >= UTF8PROC_CATEGORY_PC && k <= UTF8PROC_CATEGORY_PO;
-}
-
-/* The blocks of ideographs that existed when the reference was written. */
-static bool is_ideograph(uint32_t c)
-{
-    return (c >= 0x4e00 && c <= 0x9fff) || (c >= 0x3400 && c <= 0x4dbf) || (c >= 0x20000 && c <= 0x2a6df) ||
-            (c >= 0x2a700 && c <= 0x2b73f) || (c >= 0x2b740 && c <= 0x2b81f) ||
-            (c >= 0x2b920 && c <= 0x2ceaf) || (c >= 0xf900 && c <= 0xfaff) || (c >= 0x2f800 && c <= 0x2fa1f);
-}
-
 /* One character of the decomposed text. */
 static status add_decomposed(encoding *x, utf8proc_int32_t c)
 {
-    if (utf8proc_category(c) == UTF8PROC_CATEGORY_MN) {
+    if (wordpiece_drops_mark((uint32_t)c)) {
         return ST_OK;
     }
     c = utf8proc_tolower(c);
     if (unicode_is_space((uint32_t)c)) {
         return end_word(x);
     }
-    if (!is_punctuation((uint32_t)c)) {
+    if (!wordpiece_is_punctuation((uint32_t)c)) {
         add_to_word(x, c);
         return ST_OK;
     }
@@ -235,13 +208,13 @@ static status add_character(encoding *x, uint32_t c)
     /* No canonical ordering of marks: those that have an order are dropped, but for a few that no vocabulary has. */
     utf8proc_int32_t parts[16];
     int boundary = 0;
-    if (c != '\t' && c != '\n' && c != '\r' && is_dropped(c)) {
+    if (wordpiece_drops(c)) {
         return ST_OK;
     }
     if (unicode_is_space(c)) {
         return end_word(x);
     }
-    bool apart = is_ideograph(c);
+    bool apart = wordpiece_is_ideograph(c);
     utf8proc_ssize_t n = utf8proc_decompose_char((utf8proc_int32_t)c, parts,
             (utf8proc_ssize_t)(sizeof parts / sizeof parts[0]), UTF8PROC_DECOMPOSE, &boundary);
     REQUIRE(n >= 0 && (size_t)n <= sizeof parts / sizeof parts[0]); /* Unicode: at most 4 */
