@@ -122,6 +122,9 @@ static status wipe_one(const store *s, const store_unlinked *item, MDB_txn *txn,
     if (rc != MDB_SUCCESS) {
         return FAIL_MDB(e, v, rc, "finding erased bytes");
     }
+    if (value.mv_size < RECORD_PAYLOAD_AT) {
+        return ST_OK; /* none of ours, cut short by somebody: it lies among others and is only deleted */
+    }
     status found = store_env_value_offset(v, &value, &at);
     if (found == ST_ERR_UNSUPPORTED) {
         return FAIL(
