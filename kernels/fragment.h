@@ -25,21 +25,22 @@
 enum { KRN_FRAGMENT_TOKENS = 128, KRN_FRAGMENT_BLOCK_BYTES = 512 };
 
 /* Byte inside a block from the five fields above. */
-#define KRN_FRAGMENT_BYTE(g, t, j0, j1, e, upper) (64 * (g) + 16 * (t) + 8 * (j1) + 4 * (j0) + 2 * (e) + (upper))
+#define KRN_FRAGMENT_BYTE(g, t, j0, j1, e, upper) \
+    (64 * (g) + 16 * (t) + 8 * (j1) + 4 * (j0) + 2 * (e) + (upper))
 
-#define KRN_FRAGMENT_K_BLOCK(d, token, channel)                                                                        \
+#define KRN_FRAGMENT_K_BLOCK(d, token, channel) \
     ((d) == 64 ? (token) >> 5 : (d) == 128 ? (token) >> 4 : 2 * ((token) >> 4) + ((channel) >> 7))
 #define KRN_FRAGMENT_K_UPPER(d, token, channel) ((d) == 64 ? ((token) >> 4) & 1 : ((channel) >> 6) & 1)
-#define KRN_FRAGMENT_K_BYTE(d, token, channel)                                                                         \
-    (KRN_FRAGMENT_BLOCK_BYTES * KRN_FRAGMENT_K_BLOCK(d, token, channel) +                                              \
-            KRN_FRAGMENT_BYTE((token) & 7, ((channel) >> 1) & 3, ((token) >> 3) & 1, ((channel) >> 3) & 1,             \
-                    (channel) & 1, KRN_FRAGMENT_K_UPPER(d, token, channel)))
+#define KRN_FRAGMENT_K_BYTE(d, token, channel)                                                           \
+    (KRN_FRAGMENT_BLOCK_BYTES * KRN_FRAGMENT_K_BLOCK(d, token, channel) +                                \
+            KRN_FRAGMENT_BYTE((token)&7, ((channel) >> 1) & 3, ((token) >> 3) & 1, ((channel) >> 3) & 1, \
+                    (channel)&1, KRN_FRAGMENT_K_UPPER(d, token, channel)))
 #define KRN_FRAGMENT_K_SHIFT(channel) (2 * (((channel) >> 4) & 3))
 
-#define KRN_FRAGMENT_V_BYTE(token, channel)                                                                            \
-    (KRN_FRAGMENT_BLOCK_BYTES * ((channel) >> 4) +                                                                     \
-            KRN_FRAGMENT_BYTE((channel) & 7, ((token) >> 1) & 3, ((channel) >> 3) & 1, ((token) >> 3) & 1,             \
-                    (token) & 1, ((token) >> 6) & 1))
+#define KRN_FRAGMENT_V_BYTE(token, channel)                                                              \
+    (KRN_FRAGMENT_BLOCK_BYTES * ((channel) >> 4) +                                                       \
+            KRN_FRAGMENT_BYTE((channel)&7, ((token) >> 1) & 3, ((channel) >> 3) & 1, ((token) >> 3) & 1, \
+                    (token)&1, ((token) >> 6) & 1))
 #define KRN_FRAGMENT_V_SHIFT(token) (2 * (((token) >> 4) & 3))
 
 /* Spot checks against the lane and register numbers of the matrix product; the bijection is a unit test. */
@@ -48,7 +49,8 @@ _Static_assert(KRN_FRAGMENT_K_BYTE(128, 8, 0) == 4, "register a1 holds token g +
 _Static_assert(KRN_FRAGMENT_K_BYTE(128, 0, 8) == 8, "register a2 holds channels + 8");
 _Static_assert(KRN_FRAGMENT_K_BYTE(128, 0, 1) == 2, "the second of a pair is the upper half-word");
 _Static_assert(KRN_FRAGMENT_K_BYTE(128, 1, 6) == 16 * (4 * 1 + 3), "lane 4 g + t");
-_Static_assert(KRN_FRAGMENT_K_BYTE(128, 0, 64) == 1 && KRN_FRAGMENT_K_SHIFT(64 + 48) == 6, "products 4..7 in odd bytes");
+_Static_assert(KRN_FRAGMENT_K_BYTE(128, 0, 64) == 1 && KRN_FRAGMENT_K_SHIFT(64 + 48) == 6,
+        "products 4..7 in odd bytes");
 _Static_assert(KRN_FRAGMENT_K_BYTE(64, 16, 0) == 1, "d 64: two tiles share a block");
 _Static_assert(KRN_FRAGMENT_K_BYTE(256, 16, 128) == 3 * 512, "d 256: two blocks a tile");
 _Static_assert(KRN_FRAGMENT_V_BYTE(8, 0) == 8 && KRN_FRAGMENT_V_BYTE(0, 8) == 4, "value registers");

@@ -25,12 +25,12 @@ typedef struct kvq_codec kvq_codec;
 
 /* Opens a codec by name for a model shape. `calibration_path` NULL unless the codec needs one. ST_ERR_ARG names
  * the codecs there are when `name` is not one. */
-status kvq_codec_open(const char *name, const kvq_shape *shape, const char *calibration_path, kvq_codec **out,
-        err *e);
+status kvq_codec_open(
+        const char *name, const kvq_shape *shape, const char *calibration_path, kvq_codec **out, err *e);
 void kvq_codec_close(kvq_codec *c);
 const char *kvq_codec_name(const kvq_codec *c);
 uint64_t kvq_codec_fingerprint(const kvq_codec *c); /* of everything that changes stored bytes */
-double kvq_codec_bits(const kvq_codec *c);          /* stored bits per element, mean of K and V, from page bytes */
+double kvq_codec_bits(const kvq_codec *c); /* stored bits per element, mean of K and V, from page bytes */
 
 /* The stored space and page format of one head; pointers live as long as the codec. */
 const krn_rotation *kvq_k_rotation(const kvq_codec *c, int layer, int head);
@@ -42,13 +42,19 @@ size_t kvq_page_at(const kvq_codec *c, int layer, int head); /* offset of that p
 
 /* Encodes rows [rows][d] of bf16 in stored space (row stride d) into a page; rows beyond are encoded as zeros.
  * ST_ERR_ARG on NaN or infinity, naming the row. */
-status kvq_encode_page(const kvq_codec *c, int layer, int head, const uint16_t *k, const uint16_t *v, int rows,
-        uint8_t *page, err *e);
+status kvq_encode_page(const kvq_codec *c,
+        int layer,
+        int head,
+        const uint16_t *k,
+        const uint16_t *v,
+        int rows,
+        uint8_t *page,
+        err *e);
 /* Decodes to float in stored space, k and v [128][d]. The specification of what attention reads. */
 void kvq_decode_page(const kvq_codec *c, int layer, int head, const uint8_t *page, float *k, float *v);
 /* Moves the coded rows [src_row, src_row+n) of one page to dst_row.. of another: a bit shuffle, no re-coding. */
-void kvq_gather_rows(const kvq_codec *c, int layer, const uint8_t *src, int src_row, uint8_t *dst, int dst_row,
-        int n);
+void kvq_gather_rows(
+        const kvq_codec *c, int layer, const uint8_t *src, int src_row, uint8_t *dst, int dst_row, int n);
 /* The span for the attention kernel. `bf16` columns give BF16 spans, coded ones PAGE spans. */
 krn_span kvq_span(const kvq_codec *c, int layer, int head, const uint8_t *column, int rows);
 

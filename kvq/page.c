@@ -38,8 +38,7 @@ static void pack_v_row(uint8_t *plane, int d, int row, const uint8_t *codes)
     }
 }
 
-static void encode_rows(
-        const kvq_layer *layer, const uint16_t *k, const uint16_t *v, int rows, uint8_t *page)
+static void encode_rows(const kvq_layer *layer, const uint16_t *k, const uint16_t *v, int rows, uint8_t *page)
 {
     const krn_page_format *f = &layer->format;
     kvq_row row;
@@ -72,8 +71,14 @@ static void copy_bf16_rows(int d, const uint16_t *k, const uint16_t *v, int rows
     memcpy(page + half, v, filled);
 }
 
-status kvq_encode_page(const kvq_codec *c, int layer, int head, const uint16_t *k, const uint16_t *v, int rows,
-        uint8_t *page, err *e)
+status kvq_encode_page(const kvq_codec *c,
+        int layer,
+        int head,
+        const uint16_t *k,
+        const uint16_t *v,
+        int rows,
+        uint8_t *page,
+        err *e)
 {
     (void)kvq_page_at(c, layer, head);
     REQUIRE(rows >= 0 && rows <= KRN_PAGE_ROWS);
@@ -166,8 +171,8 @@ static void gather_bf16_rows(int d, const uint8_t *src, int src_row, uint8_t *ds
 {
     size_t half = kvq_page_bf16_bytes(d) / 2, row = 2 * (size_t)d;
     for (int side = 0; side < 2; side++) {
-        memcpy(dst + (size_t)side * half + (size_t)dst_row * row, src + (size_t)side * half + (size_t)src_row * row,
-                (size_t)n * row);
+        memcpy(dst + (size_t)side * half + (size_t)dst_row * row,
+                src + (size_t)side * half + (size_t)src_row * row, (size_t)n * row);
     }
 }
 
@@ -175,7 +180,8 @@ void kvq_gather_rows(
         const kvq_codec *c, int layer, const uint8_t *src, int src_row, uint8_t *dst, int dst_row, int n)
 {
     const krn_page_format *f = kvq_page_format(c, layer);
-    REQUIRE(n >= 0 && src_row >= 0 && dst_row >= 0 && src_row + n <= KRN_PAGE_ROWS && dst_row + n <= KRN_PAGE_ROWS);
+    REQUIRE(n >= 0 && src_row >= 0 && dst_row >= 0 && src_row + n <= KRN_PAGE_ROWS &&
+            dst_row + n <= KRN_PAGE_ROWS);
     if (c->is_bf16) {
         gather_bf16_rows(f->d, src, src_row, dst, dst_row, n);
         return;

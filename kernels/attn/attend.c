@@ -15,15 +15,22 @@
 #include "kernels/attn/attn_internal.h"
 #include "kernels/attn/levels.h"
 
-enum { LANES = 16, TILE_ROWS = 8, BLOCK_ROWS = 64, GROUP_MAX = 16, PREPARED_ALONE_MAX = 32, FINISHED_ALONE_MAX = 16 };
+enum {
+    LANES = 16,
+    TILE_ROWS = 8,
+    BLOCK_ROWS = 64,
+    GROUP_MAX = 16,
+    PREPARED_ALONE_MAX = 32,
+    FINISHED_ALONE_MAX = 16
+};
 
 typedef struct attend {
     const krn_attend_args *a;
     const attn_ops *ops;
     int first_row, rows; /* of this block */
     int group;
-    int lanes;       /* that can have a chunk */
-    bool keep_lanes; /* states are [row][head][LANES]; else [row][head][2]: sum of lanes, this lane */
+    int lanes;        /* that can have a chunk */
+    bool keep_lanes;  /* states are [row][head][LANES]; else [row][head][2]: sum of lanes, this lane */
     uint8_t *queries; /* [row][variant][head] */
     uint8_t *states;
 } attend;
@@ -48,12 +55,14 @@ size_t krn_attend_workspace_bytes(int n_rows, int n_q_heads, int d, int n_varian
 {
     size_t rows = smaller((size_t)n_rows, BLOCK_ROWS), tile = smaller((size_t)n_rows, TILE_ROWS);
     size_t kept = tile * LANES > rows * 2 ? tile * LANES : rows * 2;
-    return 64 + queries_bytes(n_rows, n_q_heads, d, n_variants) + kept * (size_t)n_q_heads * attn_state_bytes(d);
+    return 64 + queries_bytes(n_rows, n_q_heads, d, n_variants) +
+            kept * (size_t)n_q_heads * attn_state_bytes(d);
 }
 
 static attn_query *query_at(const attend *w, int row, int variant, int head)
 {
-    size_t index = ((size_t)row * (size_t)w->a->n_variants + (size_t)variant) * (size_t)w->a->n_q_heads + (size_t)head;
+    size_t index = ((size_t)row * (size_t)w->a->n_variants + (size_t)variant) * (size_t)w->a->n_q_heads +
+            (size_t)head;
     return (attn_query *)(void *)(w->queries + index * attn_query_bytes(w->a->d));
 }
 
@@ -80,8 +89,10 @@ static void prepare_query(const attend *w, int row, int variant, int head)
     size_t at = (size_t)(w->first_row + row);
     attn_query *q = query_at(w, row, variant, head);
     float *x = attn_query_x(q), turned[ATTN_D_MAX];
-    memcpy(turned, a->q + (at * (size_t)a->n_q_heads + (size_t)head) * (size_t)a->d, (size_t)a->d * sizeof *x);
-    krn_rope_apply(a->rope, a->cos_sin + (at * (size_t)a->n_variants + (size_t)variant) * (size_t)a->rope->dims, turned);
+    memcpy(turned, a->q + (at * (size_t)a->n_q_heads + (size_t)head) * (size_t)a->d,
+            (size_t)a->d * sizeof *x);
+    krn_rope_apply(a->rope,
+            a->cos_sin + (at * (size_t)a->n_variants + (size_t)variant) * (size_t)a->rope->dims, turned);
     q->factor = (float)((double)a->scale * (double)a->sharpness[variant] * 1.4426950408889634);
     q->offset = 0.0f;
     for (int c = 0; c < a->d && space->mean != NULL; c++) {
@@ -277,12 +288,8 @@ static void run_block(krn_pool *pool, attend *w)
 static const attn_ops *current_ops(void)
 {
 #if defined(__x86_64__)
-    switch (krn_isa_current()) {
-    case KRN_ISA_SCALAR:
-    case KRN_ISA_AVX2:
-    case KRN_ISA_AVX512:
-    case KRN_ISA_COUNT:
-        break;
+    if (krn_isa_current() == KRN_ISA_AVX512) {
+        return &attn_ops_avx512;
     }
 #endif
     return &attn_ops_scalar;
@@ -304,7 +311,8 @@ static int lanes_used(const krn_attend_args *a)
 void krn_attend(krn_pool *pool, const krn_attend_args *a, void *workspace)
 {
     REQUIRE(a->d == 64 || a->d == 128 || a->d == 256);
-    REQUIRE(a->n_kv_heads > 0 && a->n_q_heads % a->n_kv_heads == 0 && a->n_q_heads / a->n_kv_heads <= GROUP_MAX);
+    REQUIRE(a->n_kv_heads > 0 && a->n_q_heads % a->n_kv_heads == 0 &&
+            a->n_q_heads / a->n_kv_heads <= GROUP_MAX);
     attend w = {.a = a, .ops = current_ops(), .group = a->n_q_heads / a->n_kv_heads, .lanes = lanes_used(a)};
     w.queries = (uint8_t *)(((uintptr_t)workspace + 63) & ~(uintptr_t)63);
     w.states = w.queries + queries_bytes(a->n_rows, a->n_q_heads, a->d, a->n_variants);

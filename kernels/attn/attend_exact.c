@@ -89,47 +89,64 @@ static bool sees(const krn_attend_args *a, int row, const krn_span *s, int span_
     return s->visible_to_all || s->first_position + span_row <= a->position[row];
 }
 
-/* Logit of one stored row for query head h of a row of the call. */
-static double logit(const krn_attend_args *a, int row, int h, const krn_attend_head *head, const krn_span *s, int r)
+/* A query as it meets the rows of one variant: in stored space, and its product with the mean of keys. */
+typedef struct exact_query {
+    double q[D_MAX], of_mean, factor;
+} exact_query;
+
+static void turn_query(
+        const krn_attend_args *a, int row, int h, int variant, const krn_attend_head *head, exact_query *out)
 {
-    int d = a->d, dims = a->rope->dims;
+    int d = a->d;
     float turned[D_MAX];
-    double q[D_MAX], k[D_MAX], sum = 0.0;
     for (int c = 0; c < d; c++) {
         turned[c] = a->q[((size_t)row * (size_t)a->n_q_heads + (size_t)h) * (size_t)d + (size_t)c];
     }
-    krn_rope_apply(a->rope, a->cos_sin + ((size_t)row * (size_t)a->n_variants + (size_t)s->variant) * (size_t)dims, turned);
+    size_t angles = ((size_t)row * (size_t)a->n_variants + (size_t)variant) * (size_t)a->rope->dims;
+    krn_rope_apply(a->rope, a->cos_sin + angles, turned);
+    out->of_mean = 0.0;
     for (int c = 0; c < d; c++) {
-        q[c] = (double)turned[c];
-        sum += head->k_rotation.mean != NULL ? q[c] * (double)head->k_rotation.mean[c] : 0.0;
+        out->q[c] = (double)turned[c];
+        out->of_mean += head->k_rotation.mean != NULL ? out->q[c] * (double)head->k_rotation.mean[c] : 0.0;
     }
-    rotate(&head->k_rotation, d, false, q);
+    rotate(&head->k_rotation, d, false, out->q);
+    out->factor = (double)a->scale * (double)a->sharpness[variant];
+}
+
+static double logit(const exact_query *q, int d, const krn_attend_head *head, const krn_span *s, int r)
+{
+    double k[D_MAX], sum = q->of_mean;
     read_k(head, s, d, r, k);
     for (int c = 0; c < d; c++) {
-        sum += q[c] * k[c];
+        sum += q->q[c] * k[c];
     }
-    return sum * (double)a->scale * (double)a->sharpness[s->variant];
+    return sum * q->factor;
 }
 
 /* Fills logits of all stored rows, -infinity where invisible, and returns the largest. */
-static double all_logits(const krn_attend_args *a, int row, int h, const krn_attend_head *head, double *logits)
+static double all_logits(
+        const krn_attend_args *a, int row, const exact_query *q, const krn_attend_head *head, double *logits)
 {
     double top = -INFINITY;
     size_t n = 0;
     for (int i = 0; i < head->n_spans; i++) {
-        for (int r = 0; r < head->spans[i].rows; r++, n++) {
-            logits[n] = sees(a, row, &head->spans[i], r) ? logit(a, row, h, head, &head->spans[i], r) : -INFINITY;
+        const krn_span *s = &head->spans[i];
+        for (int r = 0; r < s->rows; r++, n++) {
+            logits[n] = sees(a, row, s, r) ? logit(&q[s->variant], a->d, head, s, r) : -INFINITY;
             top = logits[n] > top ? logits[n] : top;
         }
     }
     return top;
 }
 
-static void attend_one(const krn_attend_args *a, int row, int h, double *logits)
+static void attend_one(const krn_attend_args *a, int row, int h, exact_query *q, double *logits)
 {
     const krn_attend_head *head = &a->heads[h / (a->n_q_heads / a->n_kv_heads)];
     int d = a->d;
-    double top = all_logits(a, row, h, head, logits), total = 0.0, o[D_MAX] = {0}, v[D_MAX];
+    for (int variant = 0; variant < a->n_variants; variant++) {
+        turn_query(a, row, h, variant, head, &q[variant]);
+    }
+    double top = all_logits(a, row, q, head, logits), total = 0.0, o[D_MAX] = {0}, v[D_MAX];
     size_t n = 0;
     for (int i = 0; i < head->n_spans; i++) {
         for (int r = 0; r < head->spans[i].rows; r++, n++) {
@@ -165,11 +182,13 @@ void krn_attend_exact(const krn_attend_args *a)
         rows = n > rows ? n : rows;
     }
     double *logits = base_zalloc(rows, sizeof *logits);
-    REQUIRE(logits != NULL);
+    exact_query *q = base_zalloc((size_t)a->n_variants, sizeof *q);
+    REQUIRE(logits != NULL && q != NULL);
     for (int row = 0; row < a->n_rows; row++) {
         for (int h = 0; h < a->n_q_heads; h++) {
-            attend_one(a, row, h, logits);
+            attend_one(a, row, h, q, logits);
         }
     }
     base_free(logits);
+    base_free(q);
 }

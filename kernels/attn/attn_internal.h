@@ -68,8 +68,8 @@ static inline float *attn_state_o(attn_state *s)
 
 typedef struct attn_chunk {
     int d;
-    int rows;           /* filled rows; a job's `visible` is at most that */
-    const void *k, *v;  /* BF16: the first row of the chunk; PAGE: k is the page */
+    int rows;          /* filled rows; a job's `visible` is at most that */
+    const void *k, *v; /* BF16: the first row of the chunk; PAGE: k is the page */
     const krn_page_format *format;
     const attn_levels *levels;
 } attn_chunk;
@@ -89,7 +89,6 @@ typedef struct attn_ops {
 
 extern const attn_ops attn_ops_scalar;
 #if defined(__x86_64__)
-extern const attn_ops attn_ops_avx2;
 extern const attn_ops attn_ops_avx512;
 #endif
 

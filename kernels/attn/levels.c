@@ -57,7 +57,9 @@ static void set_v(const krn_page_format *f, attn_levels *out)
         out->v[c] = (int8_t)(centre != 0 ? 2 * n[c] - centre : n[3] <= 127 ? n[c] : n[c] - 128);
     }
     out->v_unit = centre != 0 ? 0.5f * unit : unit;
-    out->v_base = centre != 0 ? 0.5f * (f->v_level[0] + f->v_level[3]) : n[3] <= 127 ? first : first + 128.0f * unit;
+    out->v_base = centre != 0 ? 0.5f * (f->v_level[0] + f->v_level[3])
+            : n[3] <= 127     ? first
+                              : first + 128.0f * unit;
 }
 
 void attn_levels_set(const krn_page_format *f, attn_levels *out)
