@@ -95,7 +95,8 @@ status record_key_encode_prefix(store_kind kind, const char *tenant, const char 
         return ST_ERR_ARG;
     }
     k.bytes[0] = (uint8_t)kind;
-    if (!append_name(&k, tenant) || (session != NULL && !append_name(&k, session))) {
+    if (tenant == NULL ? session != NULL
+                       : !append_name(&k, tenant) || (session != NULL && !append_name(&k, session))) {
         return ST_ERR_ARG;
     }
     *out = k;

@@ -32,6 +32,9 @@ typedef struct store_options {
 status store_open(const store_options *o, store **out, err *e);
 void store_close(store *s);
 
+/* Removes a closed store's files and the folder, which must hold nothing else. */
+status store_remove_folder(const char *path);
+
 typedef enum store_kind { /* values are on disk: append only */
     STORE_SESSION = 1,  /* one per session, number 0: header of the session */
     STORE_TURN = 2,     /* number = turn: token log and text of one message */
@@ -73,8 +76,8 @@ status store_read(store *s, const store_key *key, store_visit visit, void *ctx, 
 /* Copies the value into a fresh buffer the caller frees with base_free. */
 status store_read_copy(store *s, const store_key *key, void **data, size_t *bytes, err *e);
 
-/* Walks records of one kind in key order (sessions by length of their names, then by bytes): of one session (session set) or of all sessions of a tenant (session
- * NULL; `prefix` filters session names, `after` starts behind one). A record that fails its check is passed
+/* Walks records of one kind in key order (sessions by length of their names, then by bytes): of one session, of all
+ * sessions of a tenant (session NULL; `prefix` filters names, `after` starts behind one) or of all (tenant NULL too). A record that fails its check is passed
  * with data NULL. Stops when visit returns other than ST_OK and returns that. */
 typedef status (*store_visit_record)(void *ctx, const store_key *key, const void *data, size_t bytes);
 status store_walk(store *s, store_kind kind, const char *tenant, const char *session, const char *prefix,
