@@ -81,13 +81,23 @@ static void product_tile(void *ctx, int task)
     }
 }
 
-static void multiply(const model_exact *x, const gguf_tensor *w, const float *in, int n, float *out)
+static void add(float *x, const float *y, size_t n)
 {
-    int64_t all_rows = w->size[1];
+    for (size_t i = 0; i < n; i++) {
+        x[i] += y[i];
+    }
+}
+
+static void multiply(const model_exact *x, const model_matrix *w, const float *in, int n, float *out)
+{
+    int64_t all_rows = w->stored->size[1];
     for (int64_t first = 0; first < all_rows; first += SLICE_ROWS) {
         int64_t n_rows = all_rows - first < SLICE_ROWS ? all_rows - first : SLICE_ROWS;
-        product p = {w, first, n_rows, x->weights, in, out, n, all_rows};
+        product p = {w->stored, first, n_rows, x->weights, in, out, n, all_rows};
         krn_pool_run(x->m->pool, product_tile, &p, (int)((n_rows + TILE_ROWS - 1) / TILE_ROWS));
+    }
+    for (int t = 0; t < n && w->bias != NULL; t++) {
+        add(out + (size_t)t * (size_t)all_rows, w->bias, (size_t)all_rows);
     }
 }
 
@@ -115,13 +125,6 @@ static void rms_norm_rows(const model_exact *x, const float *in, const float *w,
     }
 }
 
-static void add(float *x, const float *y, size_t n)
-{
-    for (size_t i = 0; i < n; i++) {
-        x[i] += y[i];
-    }
-}
-
 /* One head: pair i turns by position * theta_i. */
 static void rotate_position(const krn_rope *rope, int64_t position, float *x)
 {
@@ -139,21 +142,17 @@ static void rotate_position(const krn_rope *rope, int64_t position, float *x)
     }
 }
 
-/* Bias, QK norm and position of `heads` heads in each of n rows. */
+/* QK norm and position of `heads` heads in each of n rows. */
 static void finish_heads(const model *m,
         float *x,
         int n,
         int heads,
-        const float *bias,
         const float *norm,
         int64_t first_position)
 {
     int d = m->config.d;
     for (int t = 0; t < n; t++) {
         float *row = x + (size_t)t * (size_t)(heads * d);
-        if (bias != NULL) {
-            add(row, bias, (size_t)(heads * d));
-        }
         for (int h = 0; h < heads; h++) {
             if (norm != NULL) {
                 rms_norm(row + h * d, norm, m->config.rms_eps, row + h * d, d);
@@ -251,26 +250,23 @@ static void run_layer(model_exact *x, int layer, rows *r, const model_taps *taps
     float *v = x->v + layer_at + (size_t)x->n_tokens * kv_cols;
 
     rms_norm_rows(x, r->x, l->attention_norm, r->normed, r->n);
-    multiply(x, l->q.stored, r->normed, r->n, r->q);
-    multiply(x, l->k.stored, r->normed, r->n, k);
-    multiply(x, l->v.stored, r->normed, r->n, v);
-    finish_heads(m, r->q, r->n, c->q_heads, l->q_bias, l->q_norm, x->n_tokens);
-    finish_heads(m, k, r->n, c->kv_heads, l->k_bias, l->k_norm, x->n_tokens);
-    for (int t = 0; t < r->n && l->v_bias != NULL; t++) {
-        add(v + (size_t)t * kv_cols, l->v_bias, kv_cols);
-    }
+    multiply(x, &l->q, r->normed, r->n, r->q);
+    multiply(x, &l->k, r->normed, r->n, k);
+    multiply(x, &l->v, r->normed, r->n, v);
+    finish_heads(m, r->q, r->n, c->q_heads, l->q_norm, x->n_tokens);
+    finish_heads(m, k, r->n, c->kv_heads, l->k_norm, x->n_tokens);
     attention a = {x, r->q, x->k + layer_at, x->v + layer_at, r->attended, r->n, krn_pool_threads(m->pool)};
     krn_pool_run(m->pool, attend_worker, &a, a.workers);
-    multiply(x, l->o.stored, r->attended, r->n, r->delta);
+    multiply(x, &l->o, r->attended, r->n, r->delta);
     add(r->x, r->delta, (size_t)r->n * (size_t)c->width);
 
     rms_norm_rows(x, r->x, l->ffn_norm, r->normed, r->n);
-    multiply(x, l->gate.stored, r->normed, r->n, r->gate);
-    multiply(x, l->up.stored, r->normed, r->n, r->up);
+    multiply(x, &l->gate, r->normed, r->n, r->gate);
+    multiply(x, &l->up, r->normed, r->n, r->up);
     for (size_t i = 0; i < (size_t)r->n * (size_t)c->ffn; i++) {
         r->gate[i] = r->gate[i] / (1.0f + expf(-r->gate[i])) * r->up[i]; /* silu(gate) * up */
     }
-    multiply(x, l->down.stored, r->gate, r->n, r->delta);
+    multiply(x, &l->down, r->gate, r->n, r->delta);
     add(r->x, r->delta, (size_t)r->n * (size_t)c->width);
     copy_taps(x, layer, k, v, r, taps, n_taps);
 }
@@ -328,7 +324,7 @@ static void report_logits(model_exact *x, rows *r, int n_logits, model_on_row on
     rms_norm_rows(x, r->x, x->m->output_norm, r->normed, r->n);
     for (int from = r->n - n_logits; from < r->n; from += LOGIT_ROWS) {
         int n = r->n - from < LOGIT_ROWS ? r->n - from : LOGIT_ROWS;
-        multiply(x, x->m->output.stored, r->normed + (size_t)from * (size_t)c->width, n, x->logits);
+        multiply(x, &x->m->output, r->normed + (size_t)from * (size_t)c->width, n, x->logits);
         for (int i = 0; i < n; i++) {
             on_row(ctx, from + i, x->logits + (size_t)i * (size_t)c->vocab);
         }

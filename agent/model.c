@@ -76,11 +76,17 @@ static status open_matrix(opening *o, const gguf_tensor *t, model_matrix *out)
     return krn_matrix_open(o->m->pool, t->type, t->size[1], t->size[0], t->data, &out->opened, o->e);
 }
 
-static status take_matrix(opening *o, const char *name, int64_t rows, int64_t cols, model_matrix *out)
+/* NAME.weight, and NAME.bias when it is there or has to be. */
+static status take_matrix(
+        opening *o, const char *name, int64_t rows, int64_t cols, bool needs_bias, model_matrix *out)
 {
     const gguf_tensor *t = NULL;
-    TRY(take(o, name, rows, cols, &t));
-    return open_matrix(o, t, out);
+    char part[64];
+    (void)snprintf(part, sizeof part, "%s.weight", name);
+    TRY(take(o, part, rows, cols, &t));
+    TRY(open_matrix(o, t, out));
+    (void)snprintf(part, sizeof part, "%s.bias", name);
+    return needs_bias || look_up(o, part) != NULL ? take_vector(o, part, rows, &out->bias) : ST_OK;
 }
 
 static status take_attention(opening *o, model_layer *l)
@@ -89,15 +95,10 @@ static status take_attention(opening *o, model_layer *l)
     int64_t q_cols = (int64_t)c->q_heads * c->d;
     int64_t kv_cols = (int64_t)c->kv_heads * c->d;
     TRY(take_vector(o, "attn_norm.weight", c->width, &l->attention_norm));
-    TRY(take_matrix(o, "attn_q.weight", q_cols, c->width, &l->q));
-    TRY(take_matrix(o, "attn_k.weight", kv_cols, c->width, &l->k));
-    TRY(take_matrix(o, "attn_v.weight", kv_cols, c->width, &l->v));
-    TRY(take_matrix(o, "attn_output.weight", c->width, q_cols, &l->o));
-    if (c->qkv_bias) {
-        TRY(take_vector(o, "attn_q.bias", q_cols, &l->q_bias));
-        TRY(take_vector(o, "attn_k.bias", kv_cols, &l->k_bias));
-        TRY(take_vector(o, "attn_v.bias", kv_cols, &l->v_bias));
-    }
+    TRY(take_matrix(o, "attn_q", q_cols, c->width, c->qkv_bias, &l->q));
+    TRY(take_matrix(o, "attn_k", kv_cols, c->width, c->qkv_bias, &l->k));
+    TRY(take_matrix(o, "attn_v", kv_cols, c->width, c->qkv_bias, &l->v));
+    TRY(take_matrix(o, "attn_output", c->width, q_cols, false, &l->o));
     if (c->qk_norm) {
         TRY(take_vector(o, "attn_q_norm.weight", c->d, &l->q_norm));
         TRY(take_vector(o, "attn_k_norm.weight", c->d, &l->k_norm));
@@ -110,9 +111,9 @@ static status take_layer(opening *o, model_layer *l)
     const model_config *c = &o->m->config;
     TRY(take_attention(o, l));
     TRY(take_vector(o, "ffn_norm.weight", c->width, &l->ffn_norm));
-    TRY(take_matrix(o, "ffn_gate.weight", c->ffn, c->width, &l->gate));
-    TRY(take_matrix(o, "ffn_up.weight", c->ffn, c->width, &l->up));
-    return take_matrix(o, "ffn_down.weight", c->width, c->ffn, &l->down);
+    TRY(take_matrix(o, "ffn_gate", c->ffn, c->width, false, &l->gate));
+    TRY(take_matrix(o, "ffn_up", c->ffn, c->width, false, &l->up));
+    return take_matrix(o, "ffn_down", c->width, c->ffn, false, &l->down);
 }
 
 static status take_embedding(opening *o)
@@ -141,7 +142,7 @@ static status take_embedding(opening *o)
     if (c->tied_output) {
         return open_matrix(o, o->m->embedding, &o->m->output);
     }
-    return take_matrix(o, "output.weight", vocab, c->width, &o->m->output);
+    return take_matrix(o, "output", vocab, c->width, false, &o->m->output);
 }
 
 static status refuse_unused(const opening *o)
@@ -268,15 +269,22 @@ status model_open(krn_pool *pool, const char *path, model **out, err *e)
     return ST_OK;
 }
 
+static void close_matrix(model_matrix *w)
+{
+    krn_matrix_close(w->opened);
+    base_free(w->bias);
+}
+
 static void close_layer(model_layer *l)
 {
     model_matrix *matrices[] = {&l->q, &l->k, &l->v, &l->o, &l->gate, &l->up, &l->down};
-    float *vectors[] = {
-            l->attention_norm, l->ffn_norm, l->q_bias, l->k_bias, l->v_bias, l->q_norm, l->k_norm};
     for (size_t i = 0; i < sizeof matrices / sizeof *matrices; i++) {
-        krn_matrix_close(matrices[i]->opened);
-        base_free(vectors[i]);
+        close_matrix(matrices[i]);
     }
+    base_free(l->attention_norm);
+    base_free(l->ffn_norm);
+    base_free(l->q_norm);
+    base_free(l->k_norm);
 }
 
 void model_close(model *m)
@@ -287,7 +295,7 @@ void model_close(model *m)
     for (int i = 0; m->layers != NULL && i < m->config.layers; i++) {
         close_layer(&m->layers[i]);
     }
-    krn_matrix_close(m->output.opened);
+    close_matrix(&m->output);
     base_free(m->layers);
     base_free(m->output_norm);
     base_free(m->inv_freq);

@@ -6,7 +6,10 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { KEY_MISSING_IS_WRONG = -1 };
+enum {
+    KEY_MISSING_IS_WRONG = -1,
+    QUERY_GROUP_MAX = 16 /* what the attention kernels take */
+};
 
 void model_key(const model_config *config, const char *suffix, char key[96])
 {
@@ -121,6 +124,10 @@ static status read_heads(const gguf *g, model_config *c, err *e)
     if (c->q_heads % c->kv_heads != 0) {
         return FAIL(e, ST_ERR_FORMAT, "%s: %d query heads over %d key and value heads, must divide",
                 gguf_path(g), c->q_heads, c->kv_heads);
+    }
+    if (c->q_heads / c->kv_heads > QUERY_GROUP_MAX) {
+        return FAIL(e, ST_ERR_UNSUPPORTED, "%s: %d query heads share a key and value head, at most %d may",
+                gguf_path(g), c->q_heads / c->kv_heads, QUERY_GROUP_MAX);
     }
     TRY(model_key_int(g, c, "attention.key_length", c->width / c->q_heads, 1, 65536, &x, e));
     TRY(model_key_int(g, c, "attention.value_length", x, 1, 65536, &value_length, e));

@@ -33,7 +33,8 @@ typedef struct model_kv {
     void (*space)(void *ctx, int layer, int head, krn_rotation *k, krn_rotation *v, krn_page_format *format);
     /* Where the n new rows of this run go: bf16 [n][d], in stored space; written before spans() is asked for. */
     void (*new_rows)(void *ctx, int layer, int head, uint16_t **k, uint16_t **v);
-    /* All spans that the rows of this run attend to, the new rows included. */
+    /* All spans that the rows of this run attend to, the new rows included. Asked for head by head; all heads' answers
+     * of a layer are read together, so they stay valid until the next layer asks. */
     void (*spans)(void *ctx, int layer, int head, const krn_span **spans, int *n);
     /* Query variants of this run: shift[i] is taken off the position, sharpness multiplies the logits. */
     int n_variants;
@@ -56,14 +57,16 @@ typedef struct model_run {
 typedef struct model_scratch model_scratch;
 status model_scratch_open(const model *m, int max_rows, model_scratch **out, err *e);
 void model_scratch_close(model_scratch *s);
-/* Runs of different sequences side by side; a row's result does not depend on what is beside it. */
+/* Runs of different sequences side by side; a row's result does not depend on what is beside it. Allocates nothing.
+ * ST_ERR_ARG names an id outside the vocabulary, ST_ERR_LIMIT says too many rows or variants: nothing was written. */
 status model_forward(const model *m, model_scratch *s, const model_run *runs, int n_runs, err *e);
 
 /* A KV that keeps everything in BF16 in model space, for the tools (score, generate, calibration) and tests. */
 typedef struct plain_kv plain_kv;
 status plain_kv_open(const model *m, int64_t max_tokens, plain_kv **out, err *e);
 void plain_kv_close(plain_kv *p);
-const model_kv *plain_kv_prepare(plain_kv *p, int n_new); /* room for the next n tokens; view for model_forward */
+/* Room for the next n tokens, counted from now on; a view for one model_forward. NULL past max_tokens. */
+const model_kv *plain_kv_prepare(plain_kv *p, int n_new);
 void plain_kv_reset(plain_kv *p);
 int64_t plain_kv_tokens(const plain_kv *p);
 

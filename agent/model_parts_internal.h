@@ -5,16 +5,17 @@
 
 #include "agent/model_internal.h"
 
-/* A weight matrix twice: as the product's kernels read it, and as it lies in the file (the specification). */
+/* A weight matrix twice: as the product's kernels read it, and as it lies in the file (the specification). Biases are
+ * optional everywhere: Qwen2 has them on q, k and v, llama may have them on all. */
 typedef struct model_matrix {
     const gguf_tensor *stored; /* size[0] columns, size[1] rows */
     krn_matrix *opened;
+    float *bias; /* [rows] or NULL */
 } model_matrix;
 
 typedef struct model_layer {
     model_matrix q, k, v, o, gate, up, down;
     float *attention_norm, *ffn_norm; /* [width] */
-    float *q_bias, *k_bias, *v_bias;  /* [H d], [K d], [K d]; all NULL without QKV bias */
     float *q_norm, *k_norm;           /* [d]; both NULL without QK norm */
 } model_layer;
 
