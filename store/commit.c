@@ -343,11 +343,40 @@ static bool prepare(store_batch *b, size_t *n_blobs)
     return erases;
 }
 
-static status commit_locked(store *s, store_batch *b, bool erases, size_t n_blobs, err *e)
+/* A commit that changes nothing. LMDB reuses pages only two commits after the one that freed them. */
+static status commit_nothing(const store_env *v, MDB_dbi table, err *e)
+{
+    MDB_txn *txn;
+    uint8_t zero = 0; /* no key of ours starts with it */
+    MDB_val key = {.mv_size = 1, .mv_data = &zero}, value = {.mv_size = 1, .mv_data = &zero};
+    TRY(store_env_begin(v, true, &txn, e));
+    int rc = mdb_put(txn, table, &key, &value, 0);
+    if (rc == MDB_SUCCESS) {
+        rc = mdb_del(txn, table, &key, NULL);
+    }
+    if (rc != MDB_SUCCESS) {
+        mdb_txn_abort(txn);
+    } else {
+        rc = mdb_txn_commit(txn);
+    }
+    return rc == MDB_SUCCESS ? ST_OK : FAIL_MDB(e, v, rc, "making room");
+}
+
+/* What earlier batches deleted becomes usable at once, where a commit left to itself would need more room first. */
+static status make_room(store *s, err *e)
+{
+    status swept = store_sweep(s, 0, e);
+    if (swept != ST_OK && swept != ST_ERR_BUSY) { /* busy: a reader holds some of it */
+        return swept;
+    }
+    TRY(commit_nothing(&s->blobs, s->payloads[PLACE_BLOBS], e));
+    return commit_nothing(&s->index, s->entries, e);
+}
+
+static status write_batch(store *s, store_batch *b, size_t n_blobs, err *e)
 {
     bool unknown = false;
     size_t blob_ops_done = 0;
-    TRY(check_cap(s, b, e));
     if (store_unlinked_reserve(s, n_blobs) != ST_OK) {
         return FAIL(e, ST_ERR_MEMORY, "store: out of memory in a commit");
     }
@@ -367,8 +396,18 @@ static status commit_locked(store *s, store_batch *b, bool erases, size_t n_blob
         if (!unknown && blob_ops_done > 0) {
             (void)store_sweep(s, 0, NULL); /* else the next commit or open does it */
         }
-        return result;
     }
+    return result;
+}
+
+static status commit_locked(store *s, store_batch *b, bool erases, size_t n_blobs, err *e)
+{
+    TRY(check_cap(s, b, e));
+    status result = write_batch(s, b, n_blobs, e);
+    if (result == ST_ERR_FULL && make_room(s, NULL) == ST_OK) {
+        result = write_batch(s, b, n_blobs, e);
+    }
+    TRY(result);
     atomic_fetch_add(&s->commits, 1);
     return erases ? store_sweep(s, ERASE_WAIT_US, e) : ST_OK;
 }
