@@ -131,7 +131,7 @@ static void product_panel(const product_work *w, int64_t panel)
     product_out out = {w->y + panel * PANEL_ROWS, w->y_stride, left < PANEL_ROWS ? (int)left : PANEL_ROWS};
     if (m->form->kind == PANEL_INTEGER) {
         const uint8_t *scales = packed + m->blocks * panel_code_bytes(m->form->codes);
-        integer_work work = {m->form, packed, scales, m->blocks, r, out};
+        integer_work work = {m->form, packed, scales, m->blocks, m->panel_bytes, r, out};
         w->ops->integer(&work);
     } else if (m->form->kind == PANEL_FLOAT) {
         float_work work = {m->form->type, packed, m->cols, r->x, r->cols, r->n, false, out};
@@ -153,7 +153,7 @@ static void product_task(void *ctx, int task)
 static const product_ops *product_ops_current(void)
 {
     static const product_ops *const tables[KRN_ISA_COUNT] = {
-            &product_ops_scalar, &product_ops_scalar, &product_ops_scalar};
+            &product_ops_scalar, &product_ops_avx2, &product_ops_avx512};
     return tables[krn_isa_current()];
 }
 

@@ -101,7 +101,7 @@ typedef struct product_out {
 typedef struct integer_work {
     const panel_form *form;
     const uint8_t *codes, *scales;
-    int64_t blocks;
+    int64_t blocks, panel_bytes;
     const krn_rows *rows;
     product_out out;
 } integer_work;

@@ -83,7 +83,7 @@ static float add_block(
         return fmaf(s.min, a.sum, y);
     case SCALES_HALVES:
         low += zero * a.minus_low;
-        high += zero * (a.minus_all - a.minus_low);
+        high += zero * a.minus_high;
         return fmaf(s.scale * a.scale, s.low * (float)low + s.high * (float)high, y);
     }
     return y;

@@ -7,12 +7,14 @@
 enum { ACT_BLOCK = 32 };
 
 /* What a product needs to know about 32 activation codes beside the codes: value = scale * code, |code| <= 127.
- * Sums are stored negated, so that a product starts from (zero point << 0) * minus_sum with one shift. */
+ * Sums are stored negated: a product
+ * starts from minus_all << zero_shift, so that the zero point of the weights costs one shift. */
 typedef struct act_block {
     float scale;
-    float sum;         /* scale * sum of the codes: what a constant offset of the weights multiplies */
-    int32_t minus_low; /* - sum of codes 0..15 */
-    int32_t minus_all; /* - sum of codes 0..31 */
+    float sum;          /* scale * sum of the codes: what a constant offset of the weights multiplies */
+    int32_t minus_low;  /* - sum of codes 0..15 */
+    int32_t minus_high; /* - sum of codes 16..31 */
+    int32_t minus_all;  /* both */
 } act_block;
 
 typedef struct row_ops {

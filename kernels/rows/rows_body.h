@@ -252,6 +252,7 @@ static void quantize_block(const lanes v[2], int8_t *codes, act_block *block)
     block->scale = greatest / 127.0f;
     block->sum = block->scale * (float)(sum[0] + sum[1]);
     block->minus_low = -sum[0];
+    block->minus_high = -sum[1];
     block->minus_all = -(sum[0] + sum[1]);
 }
 
