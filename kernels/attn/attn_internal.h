@@ -20,6 +20,7 @@ enum {
 typedef struct attn_levels {
     uint8_t k[2][4]; /* of each plane, 0..255 */
     int8_t v[4];
+    uint8_t k_nibble[2][2][16], v_nibble[2][16]; /* n of the lower and of the upper code of a nibble */
     float k_unit, k_base, v_unit, v_base;
 } attn_levels;
 

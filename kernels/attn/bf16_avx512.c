@@ -52,7 +52,8 @@ static inline __attribute__((always_inline)) void score_rows(
                 sum[r] = _mm512_fmadd_ps(x, _mm512_loadu_ps(k + r * d + i), sum[r]);
             }
         }
-        __m512 s = _mm512_fmadd_ps(sum_each(sum), _mm512_set1_ps(query->factor), _mm512_set1_ps(query->offset));
+        __m512 s =
+                _mm512_fmadd_ps(sum_each(sum), _mm512_set1_ps(query->factor), _mm512_set1_ps(query->offset));
         _mm512_storeu_ps(scores[j] + ROWS * group, s);
     }
 }
@@ -62,7 +63,8 @@ static void score_all(
 {
     float k[ROWS * ATTN_D_MAX];
     for (int first = 0; first < rows; first += ROWS) {
-        for (int r = 0; r < ROWS; r++) { /* rows past the last are the last again: their scores are not used */
+        for (int r = 0; r < ROWS;
+                r++) { /* rows past the last are the last again: their scores are not used */
             size_t row = (size_t)(first + r < rows ? first + r : rows - 1);
             const uint16_t *x = (const uint16_t *)c->k + row * (size_t)c->d;
             for (int i = 0; i < c->d; i += 16) {
@@ -78,8 +80,13 @@ static void score_all(
 }
 
 /* Adds p v of rows [from, to) to a strip of 64 channels of `count` outputs. */
-static inline __attribute__((always_inline)) void add_rows(const uint16_t *v, int d, int from, int to,
-        float (*p)[ATTN_CHUNK], int count, __m512 sum[QUERIES][STRIP / 16])
+static inline __attribute__((always_inline)) void add_rows(const uint16_t *v,
+        int d,
+        int from,
+        int to,
+        float (*p)[ATTN_CHUNK],
+        int count,
+        __m512 sum[QUERIES][STRIP / 16])
 {
     for (int r = from; r < to; r++) {
         __m512 x[STRIP / 16];

@@ -62,9 +62,21 @@ static void set_v(const krn_page_format *f, attn_levels *out)
                               : first + 128.0f * unit;
 }
 
+static void spread(const void *levels, uint8_t nibble[2][16])
+{
+    const uint8_t *n = levels;
+    for (int i = 0; i < 16; i++) {
+        nibble[0][i] = n[i & 3];
+        nibble[1][i] = n[i >> 2];
+    }
+}
+
 void attn_levels_set(const krn_page_format *f, attn_levels *out)
 {
     memset(out, 0, sizeof *out);
     set_k(f, out);
     set_v(f, out);
+    spread(out->k[0], out->k_nibble[0]);
+    spread(out->k[1], out->k_nibble[1]);
+    spread(out->v, out->v_nibble);
 }

@@ -25,16 +25,10 @@ typedef struct tables {
     __m512i lower, upper;
 } tables;
 
-static tables make_tables(const void *levels)
+static inline tables load_tables(const uint8_t nibble[2][16])
 {
-    const uint8_t *n = levels;
-    uint8_t lower[16], upper[16];
-    for (int i = 0; i < 16; i++) {
-        lower[i] = n[i & 3];
-        upper[i] = n[i >> 2];
-    }
-    return (tables){.lower = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)lower)),
-            .upper = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)upper))};
+    return (tables){.lower = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)nibble[0])),
+            .upper = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)nibble[1]))};
 }
 
 /* What jobs share and what each carries from scores to values. */
@@ -59,8 +53,10 @@ static inline __attribute__((always_inline)) void unpack(__m512i w, const tables
 /* 128-bit lane k of the result is the sum of the lanes of v[k]. */
 static inline __attribute__((always_inline)) __m512i sum_lanes(const __m512i v[LINES])
 {
-    __m512i a = _mm512_add_epi32(_mm512_shuffle_i32x4(v[0], v[1], 0x88), _mm512_shuffle_i32x4(v[0], v[1], 0xdd));
-    __m512i b = _mm512_add_epi32(_mm512_shuffle_i32x4(v[2], v[3], 0x88), _mm512_shuffle_i32x4(v[2], v[3], 0xdd));
+    __m512i a =
+            _mm512_add_epi32(_mm512_shuffle_i32x4(v[0], v[1], 0x88), _mm512_shuffle_i32x4(v[0], v[1], 0xdd));
+    __m512i b =
+            _mm512_add_epi32(_mm512_shuffle_i32x4(v[2], v[3], 0x88), _mm512_shuffle_i32x4(v[2], v[3], 0xdd));
     return _mm512_add_epi32(_mm512_shuffle_i32x4(a, b, 0x88), _mm512_shuffle_i32x4(a, b, 0xdd));
 }
 
@@ -75,7 +71,8 @@ static inline __attribute__((always_inline)) __m512i dot_lines(
     for (int i = 0; i < shifts; i++) {
         __m512i h = term[i], w = term[SHIFTS + i];
         for (int l = 0; l < LINES; l++) {
-            high[l] = keys ? _mm512_dpbusd_epi32(high[l], c[l][i], h) : _mm512_dpbusd_epi32(high[l], h, c[l][i]);
+            high[l] = keys ? _mm512_dpbusd_epi32(high[l], c[l][i], h)
+                           : _mm512_dpbusd_epi32(high[l], h, c[l][i]);
             low[l] = keys ? _mm512_dpbusd_epi32(low[l], c[l][i], w) : _mm512_dpbusd_epi32(low[l], w, c[l][i]);
         }
     }
@@ -87,8 +84,13 @@ static inline __attribute__((always_inline)) __m512i dot_lines(
 
 /* A block of 512 bytes whose dwords j and j + 2 of a lane belong together (keys of d 128 and more; values): lane k
  * then holds lines k (two results) and k + 4 (two results). See natural_index. */
-static inline __attribute__((always_inline)) void dot_block(const uint8_t *block, const tables *t, int shifts,
-        bool keys, const page_work *w, int n, __m512i out[JOBS])
+static inline __attribute__((always_inline)) void dot_block(const uint8_t *block,
+        const tables *t,
+        int shifts,
+        bool keys,
+        const page_work *w,
+        int n,
+        __m512i out[JOBS])
 {
     __m512i c[LINES][SHIFTS];
     for (int half = 0; half < 2; half++) {
@@ -98,45 +100,44 @@ static inline __attribute__((always_inline)) void dot_block(const uint8_t *block
         for (int j = 0; j < n; j++) {
             __m512i s = dot_lines(c, w->term[j], shifts, keys);
             __m512i first = half == 0 ? s : out[j];
-            out[j] = half == 0 ? s : _mm512_add_epi32(_mm512_unpacklo_epi64(first, s), _mm512_unpackhi_epi64(first, s));
+            out[j] = half == 0
+                    ? s
+                    : _mm512_add_epi32(_mm512_unpacklo_epi64(first, s), _mm512_unpackhi_epi64(first, s));
         }
     }
 }
 
-/* Where result i of a block of sixteen lies after dot_block. */
-static __m512i natural_index(void)
+/* Where result i of a block of sixteen lies after dot_block: line i mod 8, its first or second result. */
+static inline __m512i natural_index(void)
 {
-    int32_t at[16];
-    for (int i = 0; i < 16; i++) {
-        int g = i & 7;
-        at[i] = 4 * (g & 3) + 2 * (g >> 2) + (i >> 3);
-    }
-    return _mm512_loadu_si512(at);
+    return _mm512_setr_epi32(0, 4, 8, 12, 2, 6, 10, 14, 1, 5, 9, 13, 3, 7, 11, 15);
 }
 
 /* ---- keys ---- */
 
-/* The bytes of both terms of q for shift i, as lines hold their channels. */
-static void spread_query(const int8_t *q, int d, int half, __m512i term[SHIFTS])
+/* Sixteen bytes in every 128-bit lane, plus 2 t in lane t. */
+static inline __m512i in_lanes(__m128i bytes)
 {
-    uint8_t from_lower[64], from_upper[64];
-    for (int b = 0; b < 64; b++) {
-        int t = b >> 4;
-        if (d == 64) { /* after regrouping: a dword is a token; bytes 2 j1 + e */
-            from_lower[b] = (uint8_t)(8 * ((b >> 1) & 1) + 2 * t + (b & 1));
-        } else { /* bytes 2 e + upper, j1 is the high bit of the dword */
-            uint8_t channel = (uint8_t)(8 * ((b >> 3) & 1) + 2 * t + ((b >> 1) & 1));
-            from_lower[b] = (b & 1) == 0 ? channel : 0x80;
-            from_upper[b] = (b & 1) == 1 ? channel : 0x80;
-        }
-    }
-    __m512i lower = _mm512_loadu_si512(from_lower);
+    const __m512i t = _mm512_setr_epi32(0, 0, 0, 0, 0x02020202, 0x02020202, 0x02020202, 0x02020202,
+            0x04040404, 0x04040404, 0x04040404, 0x04040404, 0x06060606, 0x06060606, 0x06060606, 0x06060606);
+    return _mm512_add_epi8(_mm512_broadcast_i32x4(bytes), t);
+}
+
+/* One term of q for the four shifts, as lines hold their channels: channel 16 i + 8 j1 + 2 t + e is in lane t. For d 64,
+ * after regrouping, any dword, byte 2 j1 + e; else dword j0 + 2 j1, byte 2 e + upper (0x80 makes a zero). */
+static inline void spread_query(const int8_t *q, int d, __m512i term[SHIFTS])
+{
+    const char no = (char)0x80;
+    const __m512i of_64 = in_lanes(_mm_setr_epi8(0, 1, 8, 9, 0, 1, 8, 9, 0, 1, 8, 9, 0, 1, 8, 9));
+    const __m512i even = in_lanes(_mm_setr_epi8(0, no, 1, no, 0, no, 1, no, 8, no, 9, no, 8, no, 9, no));
+    const __m512i odd = in_lanes(_mm_setr_epi8(no, 0, no, 1, no, 0, no, 1, no, 8, no, 9, no, 8, no, 9));
     for (int i = 0; i < SHIFTS; i++) {
-        const int8_t *x = q + 128 * half + 16 * i;
-        term[i] = _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)x)), lower);
-        if (d != 64) {
-            __m512i more = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)(x + 64)));
-            term[i] = _mm512_or_si512(term[i], _mm512_shuffle_epi8(more, _mm512_loadu_si512(from_upper)));
+        __m512i lower = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)(q + 16 * i)));
+        if (d == 64) {
+            term[i] = _mm512_shuffle_epi8(lower, of_64);
+        } else {
+            __m512i upper = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)(q + 64 + 16 * i)));
+            term[i] = _mm512_or_si512(_mm512_shuffle_epi8(lower, even), _mm512_shuffle_epi8(upper, odd));
         }
     }
 }
@@ -144,9 +145,9 @@ static void spread_query(const int8_t *q, int d, int half, __m512i term[SHIFTS])
 static void spread_queries(const attn_job *jobs, int n, int d, int half, page_work *w)
 {
     for (int j = 0; j < n; j++) {
-        const int8_t *high = attn_query_high(jobs[j].query, d);
-        spread_query(high, d, half, w->term[j]);
-        spread_query(high + d, d, half, w->term[j] + SHIFTS);
+        const int8_t *high = attn_query_high(jobs[j].query, d) + 128 * half;
+        spread_query(high, d, w->term[j]);
+        spread_query(high + d, d, w->term[j] + SHIFTS);
     }
 }
 
@@ -155,12 +156,8 @@ static void spread_queries(const attn_job *jobs, int n, int d, int half, page_wo
 static inline __attribute__((always_inline)) void keys_64(
         const uint8_t *plane, const tables *t, int tokens, bool add, page_work *w, int n)
 {
-    uint8_t at[16];
-    for (int b = 0; b < 16; b++) {
-        int token = b >> 2, j1 = (b >> 1) & 1, e = b & 1;
-        at[b] = (uint8_t)(8 * j1 + 4 * (token & 1) + 2 * e + (token >> 1));
-    }
-    const __m512i regroup = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)at));
+    const __m512i regroup =
+            _mm512_broadcast_i32x4(_mm_setr_epi8(0, 2, 8, 10, 4, 6, 12, 14, 1, 3, 9, 11, 5, 7, 13, 15));
     __m512i c[LINES][SHIFTS];
     for (int half_block = 0; half_block < 2 * ((tokens + 31) / 32); half_block++) {
         for (int l = 0; l < LINES; l++) {
@@ -195,7 +192,7 @@ static void integer_scores(const attn_chunk *c, const attn_job *jobs, int n, int
     for (int half = 0; half < halves; half++) {
         spread_queries(jobs, n, c->d, half, w);
         for (int plane = 0; plane < c->format->k_planes; plane++) {
-            tables t = make_tables(c->levels->k[plane]);
+            tables t = load_tables(c->levels->k_nibble[plane]);
             const uint8_t *codes = page + c->format->k_plane_at[plane] + 512 * half;
             if (c->d == 64) {
                 keys_64(codes, &t, tokens, add, w, n);
@@ -217,13 +214,8 @@ static void natural_sums(int d, const __m512i sum[VECTORS], __m512i out[VECTORS]
         }
         return;
     }
-    int32_t first[16], second[16];
-    for (int i = 0; i < 16; i++) {
-        int g = i & 7;
-        first[i] = 16 * (g >> 2) + 4 * (g & 3) + (i >> 3);
-        second[i] = first[i] + 2;
-    }
-    const __m512i a = _mm512_loadu_si512(first), b = _mm512_loadu_si512(second);
+    const __m512i a = _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 1, 5, 9, 13, 17, 21, 25, 29);
+    const __m512i b = _mm512_add_epi32(a, _mm512_set1_epi32(2));
     for (int k = 0; k < VECTORS; k += 2) {
         out[k] = _mm512_permutex2var_epi32(sum[k], a, sum[k + 1]);
         out[k + 1] = _mm512_permutex2var_epi32(sum[k], b, sum[k + 1]);
@@ -255,13 +247,11 @@ static void scores(const attn_chunk *c, const attn_query *q, const page_work *w,
  */
 static void spread_weights(const __m512 p[VECTORS], float inverse_step, __m512i term[TERMS * SHIFTS])
 {
-    static const uint8_t split[16] = {1, 3, 5, 7, 0, 2, 4, 6, 9, 11, 13, 15, 8, 10, 12, 14};
-    int32_t at[16];
-    for (int i = 0; i < 16; i++) {
-        at[i] = 2 * (4 * ((i >> 1) & 1) + (i >> 2)); /* dword (t, j): pair of tokens 4 j1 + t, its high bytes */
-    }
-    const __m512i bytes = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)split));
-    const __m512i high = _mm512_loadu_si512(at), low = _mm512_add_epi32(high, _mm512_set1_epi32(1));
+    const __m512i bytes =
+            _mm512_broadcast_i32x4(_mm_setr_epi8(1, 3, 5, 7, 0, 2, 4, 6, 9, 11, 13, 15, 8, 10, 12, 14));
+    /* dword (t, j): the high bytes of the pair of tokens 4 j1 + t */
+    const __m512i high = _mm512_setr_epi32(0, 0, 8, 8, 2, 2, 10, 10, 4, 4, 12, 12, 6, 6, 14, 14);
+    const __m512i low = _mm512_add_epi32(high, _mm512_set1_epi32(1));
     const __m512 inverse = _mm512_set1_ps(inverse_step);
     for (int i = 0; i < SHIFTS; i++) {
         __m512i a = _mm512_cvtps_epi32(_mm512_mul_ps(p[i], inverse));
@@ -323,7 +313,7 @@ static inline __attribute__((always_inline)) void add_values(
 
 static void values(const attn_chunk *c, const attn_job *jobs, int n, int tokens, const page_work *w)
 {
-    tables t = make_tables(c->levels->v);
+    tables t = load_tables(c->levels->v_nibble);
     if (tokens <= 16) {
         add_values(c, &t, 1, jobs, n, w);
     } else if (tokens <= 32) {
@@ -384,7 +374,8 @@ static void pack_avx512(attn_query *q, int d)
         __m512i h = _mm512_srai_epi32(_mm512_add_epi32(v, _mm512_set1_epi32(64)), 7);
         sum = _mm512_add_epi32(sum, v);
         _mm_storeu_si128((__m128i *)(high + i), _mm512_cvtepi32_epi8(h));
-        _mm_storeu_si128((__m128i *)(low + i), _mm512_cvtepi32_epi8(_mm512_sub_epi32(v, _mm512_slli_epi32(h, 7))));
+        _mm_storeu_si128(
+                (__m128i *)(low + i), _mm512_cvtepi32_epi8(_mm512_sub_epi32(v, _mm512_slli_epi32(h, 7))));
     }
     q->step = any ? largest / (float)ATTN_Q_MAX : 0.0f;
     q->sum = (float)_mm512_reduce_add_epi32(sum);
