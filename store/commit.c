@@ -387,6 +387,7 @@ static status write_batch(store *s, store_batch *b, size_t n_blobs, err *e)
         result = write_index(s, b, &unknown, e);
     }
     if (result != ST_OK) {
+        s->scrub_needed = true;
         s->n_unlinked = n_before; /* the index transaction unlinked nothing */
         for (size_t i = 0; i < blob_ops_done && !unknown; i++) {
             if (is_blob_put(&b->ops[i])) {
@@ -409,7 +410,11 @@ static status commit_locked(store *s, store_batch *b, bool erases, size_t n_blob
     }
     TRY(result);
     atomic_fetch_add(&s->commits, 1);
-    return erases ? store_sweep(s, ERASE_WAIT_US, e) : ST_OK;
+    if (erases) {
+        TRY(store_sweep(s, ERASE_WAIT_US, e));
+        TRY(store_scrub(s, e));
+    }
+    return ST_OK;
 }
 
 status store_commit(store *s, store_batch *b, err *e)

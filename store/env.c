@@ -245,3 +245,21 @@ status store_env_value_offset(const store_env *v, const MDB_val *value, off_t *o
     *offset = at + OVERFLOW_HEAD_BYTES;
     return ST_OK;
 }
+
+status store_env_write_zeros(const store_env *v, off_t at, uint64_t bytes, err *e)
+{
+    static const uint8_t zeros[1 << 16];
+    while (bytes > 0) {
+        ssize_t n = pwrite(v->fd, zeros, bytes < sizeof zeros ? (size_t)bytes : sizeof zeros, at);
+        if (n < 0 && errno == EINTR) {
+            continue;
+        }
+        if (n <= 0) {
+            return FAIL_OS(e, store_env_status(v, errno), errno, "store: overwriting erased bytes (%s): %s",
+                    v->name, strerror(errno));
+        }
+        at += n;
+        bytes -= (uint64_t)n;
+    }
+    return ST_OK;
+}

@@ -1,7 +1,8 @@
 /*
  * folder: the data folder of a store: made when missing, held by one process, named by its format file.
  *
- * `lock` is held with flock and holds the pid of its holder as text; it stays when the holder dies, the lock does not.
+ * `lock` is held with flock and holds the pid of its holder as text. A holder that ends well empties it; one that dies
+ * leaves its text, not its lock: so a text that nobody holds the lock for tells of an unclean end.
  * `format` is written once, to a temporary name first, and never changes.
  *
  * LMDB must not open an environment twice in one process, so the process keeps a list of its open folders: the one
@@ -98,6 +99,7 @@ static status take_lock(store *s, err *e)
         failed = flock(s->lock_fd, LOCK_EX | LOCK_NB) != 0 ? errno : 0;
     }
     if (failed != 0) {
+        s->scrub_needed = true; /* not ours to empty */
         if (failed != EWOULDBLOCK) {
             return FAIL_OS(e, ST_ERR_IO, failed, "store: cannot lock %s: %s", s->path, strerror(failed));
         }
@@ -106,6 +108,8 @@ static status take_lock(store *s, err *e)
         pid[strspn(pid, "0123456789")] = '\0';
         return FAIL(e, ST_ERR_BUSY, "store: %s is held by process %s", s->path, pid[0] == '\0' ? "?" : pid);
     }
+    struct stat st;
+    s->scrub_needed = fstat(s->lock_fd, &st) != 0 || st.st_size > 0;
     int n = snprintf(pid, sizeof pid, "%ld\n", (long)getpid());
     if (ftruncate(s->lock_fd, 0) != 0 || pwrite(s->lock_fd, pid, (size_t)n, 0) != n) {
         LOG_W("store: cannot write the process id into %s/lock: %s", s->path,
@@ -278,6 +282,9 @@ void store_folder_close(store *s)
 {
     registry_remove(s);
     if (s->lock_fd >= 0) {
+        if (!s->scrub_needed && ftruncate(s->lock_fd, 0) != 0) {
+            LOG_W("store: cannot empty %s/lock: %s", s->path, strerror(errno)); /* costs a scrub */
+        }
         (void)close(s->lock_fd);
     }
     if (s->folder_fd >= 0) {

@@ -77,7 +77,12 @@ static status open_all(store *s, const store_options *o, uint64_t map_bytes, err
         return ST_OK;
     }
     sync_folders(s);
-    return store_drop_halves(s, e);
+    TRY(store_drop_halves(s, e));
+    err scrub_error = {0};
+    if (store_scrub(s, &scrub_error) != ST_OK) {
+        LOG_W("%s", scrub_error.text); /* again at the next erasing, and at close */
+    }
+    return ST_OK;
 }
 
 status store_open_sized(const store_options *o, uint64_t map_bytes, store **out, err *e)
@@ -125,6 +130,7 @@ void store_close(store *s)
     }
     if (s->blobs.env != NULL && s->index.env != NULL && !s->read_only) {
         (void)store_sweep(s, 0, NULL); /* else the next open does it */
+        (void)store_scrub(s, NULL);
     }
     store_env_close(&s->blobs);
     store_env_close(&s->index);

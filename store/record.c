@@ -197,7 +197,15 @@ void record_write_header(const record_fields *f, uint8_t *out)
     put_le(out + AT_FINGERPRINT, f->fingerprint, 8);
     memcpy(out + RECORD_HEADER_BYTES, f->tenant, f->tenant_bytes);
     memcpy(out + RECORD_HEADER_BYTES + f->tenant_bytes, f->session, f->session_bytes);
-    put_le(out + AT_HEADER_HASH, header_hash(out, payload_at), 8);
+    record_seal_header(out, payload_at);
+}
+
+void record_seal_header(uint8_t *record, size_t size)
+{
+    uint64_t payload_at = get_le(record + AT_PAYLOAD_AT, 4);
+    if (payload_at >= RECORD_HEADER_BYTES && payload_at <= size) {
+        put_le(record + AT_HEADER_HASH, header_hash(record, (size_t)payload_at), 8);
+    }
 }
 
 const char *record_parse(const void *bytes, size_t size, record_fields *out)

@@ -66,6 +66,9 @@ size_t record_size(const record_fields *f);
 /* Writes everything before the payload: record_payload_at(f) bytes. */
 void record_write_header(const record_fields *f, uint8_t *out);
 
+/* Sets the hash of a header whose other bytes are in place; nothing when it says it is larger than size. */
+void record_seal_header(uint8_t *record, size_t size);
+
 /* Checks all but the payload's hash and points *out into the bytes. NULL when it holds, else what is wrong. */
 const char *record_parse(const void *bytes, size_t size, record_fields *out);
 /* The payload of a parsed INLINE or PAYLOAD record, NULL when its hash differs. */

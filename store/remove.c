@@ -6,8 +6,8 @@
 
 status store_remove_folder(const char *path)
 {
-    static const char *const files[] = {"index/data.mdb", "index/lock.mdb", "blobs/data.mdb", "blobs/lock.mdb", "lock",
-            "format", "format.new"};
+    static const char *const files[] = {"index/data.mdb", "index/lock.mdb", "blobs/data.mdb",
+            "blobs/lock.mdb", "lock", "format", "format.new"};
     static const char *const folders[] = {"index", "blobs"};
     char name[4096];
     for (size_t i = 0; i < sizeof files / sizeof files[0]; i++) {

@@ -6,6 +6,7 @@
  *   batch.c    a batch as the caller builds it
  *   commit.c   applying a batch
  *   sweep.c    overwriting and deleting payloads that nothing points to any more
+ *   scrub.c    clearing free pages after a commit that was killed or failed
  *   read.c     reading and walking
  *   check.c    pairing of entries and payloads at open, and store_check
  *   open.c     open, close, statistics
@@ -59,6 +60,7 @@ uint64_t store_env_oldest_reader(const store_env *v);
 /* File offset of a large value that a clean page of the map holds; ST_ERR_UNSUPPORTED when LMDB does not place it as
  * the format relies on. */
 status store_env_value_offset(const store_env *v, const MDB_val *value, off_t *offset);
+status store_env_write_zeros(const store_env *v, off_t at, uint64_t bytes, err *e);
 
 /* ---- the store ---- */
 
@@ -87,6 +89,7 @@ struct store {
     uint64_t next_id[PLACE_COUNT];
     store_unlinked *unlinked;
     size_t n_unlinked, unlinked_cap;
+    bool scrub_needed; /* free pages may hold bytes of a commit that was none */
 
     atomic_uint_fast64_t checksum_failures, dropped_at_open, commits;
 };
@@ -147,6 +150,11 @@ status store_sweep(store *s, int64_t wait_us, err *e);
 /* Pages of unlinked payloads of a place: they count as free. */
 uint64_t store_unlinked_pages(const store *s, store_place place);
 uint64_t store_payload_pages(const store_env *v, uint64_t payload_bytes);
+
+/* ---- scrub.c ---- */
+
+/* Clears free pages when that is needed. ST_ERR_BUSY: a reader may use some; those are left for the next time. */
+status store_scrub(store *s, err *e);
 
 /* ---- read.c ---- */
 

@@ -8,10 +8,7 @@
  */
 #include "store/store_internal.h"
 
-#include <errno.h>
-#include <string.h>
 #include <time.h>
-#include <unistd.h>
 
 store_id_key store_id_encode(uint64_t id)
 {
@@ -90,23 +87,6 @@ void store_forget_wiped(store *s, store_place place)
 
 /* ---- wiping ---- */
 
-static status write_zeros(const store_env *v, off_t at, size_t bytes, err *e)
-{
-    static const uint8_t zeros[1 << 16];
-    while (bytes > 0) {
-        ssize_t n = pwrite(v->fd, zeros, bytes < sizeof zeros ? bytes : sizeof zeros, at);
-        if (n <= 0 && errno != EINTR) {
-            return FAIL_OS(e, store_env_status(v, errno), errno, "store: overwriting erased bytes (%s): %s",
-                    v->name, strerror(errno));
-        }
-        if (n > 0) {
-            at += n;
-            bytes -= (size_t)n;
-        }
-    }
-    return ST_OK;
-}
-
 /* *given_up: its page header is damaged, so that neither wiping nor deleting can be trusted to hit it alone. */
 static status wipe_one(const store *s, const store_unlinked *item, MDB_txn *txn, bool *given_up, err *e)
 {
@@ -136,7 +116,7 @@ static status wipe_one(const store *s, const store_unlinked *item, MDB_txn *txn,
         *given_up = true;
         return ST_OK;
     }
-    return write_zeros(v, at, value.mv_size, e);
+    return store_env_write_zeros(v, at, value.mv_size, e);
 }
 
 status store_wipe(store *s, err *e)
