@@ -98,18 +98,15 @@ static span answer_expression(span s)
 }
 
 /* Reads a string literal whose first character is s.at[0], up to `end` (NULL: the closing quote); quote 0: template text
- * outside of expressions, where nothing is escaped. Appends. False: it ends otherwise. */
-static bool read_literal(span s, char quote, const char *end, base_buf *out)
+ * outside of expressions, where nothing is escaped. Nothing is left in out when the literal ends otherwise. */
+static status read_literal(span s, char quote, const char *end, base_buf *out)
 {
     while (s.n > 0) {
-        if (end != NULL && starts(s, end)) {
-            return true;
+        if (end != NULL ? starts(s, end) : s.at[0] == quote) {
+            return ST_OK;
         }
-        if (quote != 0 && s.at[0] == quote) {
-            return end == NULL;
-        }
-        if (quote == 0 && (starts(s, "{{") || starts(s, "{%"))) {
-            return false;
+        if ((quote != 0 && s.at[0] == quote) || (quote == 0 && (starts(s, "{{") || starts(s, "{%")))) {
+            break;
         }
         char c = s.at[0];
         size_t used = 1;
@@ -117,44 +114,50 @@ static bool read_literal(span s, char quote, const char *end, base_buf *out)
             c = s.at[1] == 'n' ? '\n' : s.at[1] == 't' ? '\t' : s.at[1];
             used = 2;
         }
-        if (base_buf_append(out, &c, 1) != ST_OK) {
-            return false;
-        }
+        TRY(base_buf_append(out, &c, 1));
         s = from(s, s.at + used);
     }
-    return false;
+    out->size = 0;
+    return ST_OK;
 }
 
-enum { DEFAULT_SYSTEM_BYTES_MAX = 64 << 10 };
+enum { DEFAULT_SYSTEM_BYTES_MAX = 1 << 20 };
 
-/* The default system prompt: a literal that opens a system message and goes on up to its end, or the literal that
- * system_message is set to. Nothing is appended when there is none. */
-static void default_system(span jinja, const template_part *system, base_buf *out)
+/* A literal that opens a system message and goes on with its text up to the end token. */
+static status find_system_message(span jinja, const template_part *system, base_buf *out)
 {
-    span open = {.at = system->open, .n = strlen(system->open)};
-    while (open.n > 0 && open.at[open.n - 1] == '\n') {
-        open.n--;
-    }
     char opening[64] = "";
-    memcpy(opening, open.at, open.n < sizeof opening ? open.n : 0);
-    for (const char *p = open.n == 0 ? NULL : find(jinja, opening); p != NULL;
-            p = find(from(jinja, p + 1), opening)) {
+    size_t n = strlen(system->open);
+    while (n > 0 && system->open[n - 1] == '\n') {
+        n--;
+    }
+    if (n == 0 || n >= sizeof opening) {
+        return ST_OK;
+    }
+    memcpy(opening, system->open, n);
+    const char *p = find(jinja, opening);
+    for (; p != NULL && out->size == 0; p = find(from(jinja, p + 1), opening)) {
         char quote = p > jinja.at && is_quote(p[-1]) ? p[-1] : 0;
-        span rest = from(jinja, p + open.n);
+        span rest = from(jinja, p + n);
         while (starts(rest, "\n") || starts(rest, "\\n")) {
             rest = from(rest, rest.at + (rest.at[0] == '\n' ? 1 : 2));
         }
-        if (read_literal(rest, quote, system->end, out) && out->size > 0) {
-            return;
-        }
-        out->size = 0;
+        TRY(read_literal(rest, quote, system->end, out));
     }
+    return ST_OK;
+}
+
+/* The default system prompt as the template's text has it; nothing is appended when it has none. */
+static status find_default_system(span jinja, const template_part *system, base_buf *out)
+{
     static const char set[] = "set system_message = ";
-    const char *p = find(jinja, set);
+    TRY(find_system_message(jinja, system, out));
+    const char *p = out->size > 0 ? NULL : find(jinja, set);
     span rest = p == NULL ? (span){.at = jinja.at} : from(jinja, p + sizeof set - 1);
-    if (rest.n > 1 && is_quote(rest.at[0]) && !read_literal(from(rest, rest.at + 1), rest.at[0], NULL, out)) {
-        out->size = 0;
+    if (rest.n > 1 && is_quote(rest.at[0])) {
+        TRY(read_literal(from(rest, rest.at + 1), rest.at[0], NULL, out));
     }
+    return ST_OK;
 }
 
 /* ---- families ---- */
@@ -316,10 +319,21 @@ static status find_family(const char *name, span jinja, int *out, err *e)
                          : "the model's chat template is of no known kind");
 }
 
+static status set_default_system(chat_template *c, span jinja)
+{
+    base_buf text = {.max = DEFAULT_SYSTEM_BYTES_MAX};
+    status s = c->system_joins_user ? ST_OK : find_default_system(jinja, &c->part[ROLE_SYSTEM], &text);
+    if (s == ST_OK && (text.size > 0 || c->system_head[0] != '\0')) {
+        c->default_system = base_strndup(text.size > 0 ? (const char *)text.data : "", text.size);
+        s = c->default_system == NULL ? ST_ERR_MEMORY : ST_OK;
+    }
+    base_buf_free(&text);
+    return s;
+}
+
 static status fill(chat_template *c, int family, span jinja, const char *bos, const char *eos)
 {
     bool writes_bos = jinja.n == 0 ? families[family].writes_bos : has(jinja, "bos_token");
-    base_buf system = {.max = DEFAULT_SYSTEM_BYTES_MAX};
     c->name = families[family].name;
     c->bos = base_strdup(writes_bos ? bos : "");
     c->eos = base_strdup(eos);
@@ -327,15 +341,7 @@ static status fill(chat_template *c, int family, span jinja, const char *bos, co
         return ST_ERR_MEMORY;
     }
     families[family].make(c, jinja);
-    if (!c->system_joins_user) {
-        default_system(jinja, &c->part[ROLE_SYSTEM], &system);
-    }
-    if (system.size > 0 || c->system_head[0] != '\0') {
-        c->default_system = base_strndup(system.size > 0 ? (const char *)system.data : "", system.size);
-    }
-    bool lost = c->default_system == NULL && (system.size > 0 || c->system_head[0] != '\0');
-    base_buf_free(&system);
-    return lost ? ST_ERR_MEMORY : ST_OK;
+    return set_default_system(c, jinja);
 }
 
 status chat_template_build(const char *name,
@@ -361,7 +367,7 @@ status chat_template_build(const char *name,
     status s = fill(c, family, text, bos, eos);
     if (s != ST_OK) {
         chat_template_close(c);
-        return FAIL(e, s, "no memory for a chat template");
+        return FAIL(e, s, "no room for the chat template's default system prompt");
     }
     *out = c;
     return ST_OK;

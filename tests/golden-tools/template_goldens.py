@@ -7,7 +7,7 @@ tokenizer files, reduced to their chat part where they also serve tools. jinja2 
 (trim_blocks, lstrip_blocks). A case that the template itself refuses is left out; so are cases in which a template puts
 text of an earlier message behind a later one (system prompts of Mistral v0.3 in a longer chat), writes an end of text
 when no answer is asked for (Phi-3: such a text cannot be continued), or makes up a system turn that its model does not
-have (Gemma 3, a system message that is not the first).
+have (Gemma, a system message that is not the first).
 """
 import json
 import os
@@ -249,7 +249,7 @@ def cases(name, jinja, bos, eos):
     for chat in CHATS:
         for ask in (True, False):
             later = len(chat) > 2 and any(r == S for r, _ in chat)
-            if "first_user_prefix" in jinja and any(r == S for r, _ in chat[1:]):
+            if "<start_of_turn>" in jinja and any(r == S for r, _ in chat[1:]):
                 continue
             if ("loop.last and system_message" in jinja and later) or ("else %}{{ eos_token" in jinja and not ask):
                 continue
