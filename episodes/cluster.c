@@ -89,7 +89,7 @@ static double title_score(const ep_index *x, int64_t i, const ep_probe *probe)
     enum { WORDS_ENOUGH = 12 };
     uint32_t words = x->lexical.words[i];
     words = words > WORDS_ENOUGH ? WORDS_ENOUGH : words;
-    return (double)ep_vectors_dot(&x->bare, i, probe) * log(1 + (double)words);
+    return (double)ep_vectors_dot(&x->bare, x->items[i].first_window, probe) * log(1 + (double)words);
 }
 
 typedef struct title_pick {

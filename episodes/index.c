@@ -5,7 +5,7 @@
 
 /* An append that fails must leave no trace: what it may have to take back. */
 typedef struct mark {
-    int64_t windows, bare, parts;
+    int64_t named, bare, parts;
 } mark;
 
 void ep_options_default(ep_options *o)
@@ -34,7 +34,7 @@ status ep_index_open(const ep_options *o, const ep_model_ops *ops, ep_index **ou
     }
     x->options = *o;
     x->ops = *ops;
-    x->windows.dim = x->parts.dim = x->bare.dim = x->means.dim = x->segment_vectors.dim = ops->dim;
+    x->named.dim = x->bare.dim = x->parts.dim = x->named_means.dim = x->bare_means.dim = x->segment_vectors.dim = ops->dim;
     x->workspace = base_zalloc(ep_cluster_workspace_floats(ops->dim), sizeof *x->workspace);
     if (x->workspace == NULL) {
         ep_index_close(x);
@@ -53,12 +53,14 @@ void ep_index_close(ep_index *x)
         base_free(x->items[i].line);
     }
     base_free(x->items);
-    ep_vectors_free(&x->windows);
+    ep_vectors_free(&x->named);
     ep_vectors_free(&x->parts);
     ep_vectors_free(&x->bare);
-    ep_vectors_free(&x->means);
+    ep_vectors_free(&x->named_means);
+    ep_vectors_free(&x->bare_means);
     base_free(x->part_owners);
     ep_lexical_free(&x->lexical);
+    base_free(x->speakers);
     base_free(x->segments);
     ep_vectors_free(&x->segment_vectors);
     base_free(x->groups);
@@ -96,7 +98,7 @@ static status copy_utterance(const ep_utterance *u, ep_item *item)
         memcpy(line + lead, u->text, u->text_bytes);
     }
     line[lead + u->text_bytes] = '\0';
-    *item = (ep_item){.line = line, .line_bytes = lead + u->text_bytes, .text_at = lead, .speaker_bytes = speaker,
+    *item = (ep_item){.line = line, .line_bytes = lead + u->text_bytes, .text_at = lead, .speaker = -1,
             .has_time = u->has_time, .time_us = u->time_us, .turn = u->turn, .first_token = u->first_token,
             .tokens = u->tokens};
     return ST_OK;
@@ -118,7 +120,11 @@ static status reserve(ep_index *x, int n, size_t pairs)
     TRY(base_grow(&centroids, &x->centroids_cap, (size_t)x->n_groups + more, INT32_MAX,
             (size_t)x->ops.dim * sizeof *x->centroids));
     x->centroids = centroids;
-    TRY(ep_vectors_reserve(&x->means, n));
+    void *speakers = x->speakers;
+    TRY(base_grow(&speakers, &x->speakers_cap, (size_t)x->n_speakers + more, INT32_MAX, sizeof *x->speakers));
+    x->speakers = speakers;
+    TRY(ep_vectors_reserve(&x->named_means, n));
+    TRY(ep_vectors_reserve(&x->bare_means, n));
     TRY(ep_vectors_reserve(&x->segment_vectors, n));
     return ep_lexical_reserve(&x->lexical, more, pairs);
 }
@@ -154,7 +160,7 @@ static status stage(ep_index *x, const ep_utterance *u, int n, const void *store
         pairs += count_pairs(item);
     }
     TRY(ep_lexical_reserve(&x->lexical, (size_t)n, pairs));
-    int64_t window = x->windows.count, part = x->parts.count;
+    int64_t window = x->named.count, part = x->parts.count;
     if (stored != NULL) {
         TRY(ep_windows_restore(x, x->n_items, n, stored, bytes, e));
     } else {
@@ -176,8 +182,10 @@ static void commit(ep_index *x, int n)
     int64_t from = x->n_items;
     x->n_items += n;
     for (int64_t i = from; i < x->n_items; i++) {
+        ep_item *u = &x->items[i];
         bool closed = false;
-        index_words(x, &x->items[i]);
+        u->speaker = u->text_at < 2 ? -1 : ep_speaker_add(x, u->line, u->text_at - 2);
+        index_words(x, u);
         ep_segment_add(x, i, &closed);
         if (closed) {
             ep_cluster_add(x, x->n_segments - 2);
@@ -193,7 +201,7 @@ static status append(ep_index *x, const ep_utterance *u, int n, const void *stor
     if (n <= 0) {
         return n == 0 ? ST_OK : FAIL(e, ST_ERR_ARG, "%d utterances", n);
     }
-    mark m = {x->windows.count, x->bare.count, x->parts.count};
+    mark m = {x->named.count, x->bare.count, x->parts.count};
     int copied = 0;
     status s = stage(x, u, n, stored, bytes, &copied, e);
     if (s == ST_OK) {
@@ -203,7 +211,7 @@ static status append(ep_index *x, const ep_utterance *u, int n, const void *stor
     for (int i = 0; i < copied; i++) {
         base_free(x->items[x->n_items + i].line);
     }
-    x->windows.count = m.windows;
+    x->named.count = m.named;
     x->bare.count = m.bare;
     x->parts.count = m.parts;
     return s == ST_ERR_MEMORY ? FAIL(e, s, "no memory for %d utterances", n) : s;

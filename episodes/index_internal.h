@@ -5,9 +5,9 @@
  * segment.c cuts segments, cluster.c gives closed segments to episodes. match.c reads it all.
  *
  * Invariants
- * 1. Arrays only grow at the end, but for `means` (rewritten when a neighbour arrives) and the episodes.
+ * 1. Arrays only grow at the end, but for the means (rewritten when a neighbour arrives) and the episodes.
  * 2. A window is named by the utterance it ends with, so no vector waits for a later utterance: what looks ahead is
- *    resolved at reading time (ep_window_of).
+ *    resolved at reading time (ep_window_named).
  * 3. Of an append everything that can fail comes before the first change that could not be taken back by resetting
  *    counts (ep_index_append).
  */
@@ -25,12 +25,12 @@ enum {
     EP_RUN_BACK_MAX = 4           /* the widest window reaches that far back */
 };
 
-/* An utterance. Its vectors lie in x->windows from first_window: itself; then, as far as the run reaches back, the
- * windows of two, three and five utterances that end with it (the last one may be clipped to four). */
+/* An utterance. Its vectors lie in x->named and x->bare from first_window: of itself, and, unless it opens its run, of
+ * the window of five (named) or three (bare) utterances that ends with it. */
 typedef struct ep_item {
     char *line; /* "speaker: text", or the bare text when there is no speaker */
     size_t line_bytes, text_at;
-    size_t speaker_bytes;
+    int32_t speaker; /* in x->speakers, or -1 */
     bool has_time;
     int64_t time_us, turn, first_token;
     int32_t tokens;
@@ -40,6 +40,14 @@ typedef struct ep_item {
     int32_t parts; /* pieces of a long message, 0 for others */
     int64_t segment;
 } ep_item;
+
+/* A distinct speaker. A question that says a word of the name that is nobody else's is about that person. */
+enum { EP_NAME_WORDS_MAX = 4 };
+typedef struct ep_speaker {
+    uint64_t name; /* hash of the whole name */
+    uint64_t words[EP_NAME_WORDS_MAX];
+    int n_words; /* 0 for roles such as "user" */
+} ep_speaker;
 
 typedef struct ep_segment {
     int64_t first, utterances, tokens;
@@ -60,12 +68,14 @@ struct ep_index {
     ep_item *items;
     size_t items_cap;
     int64_t n_items;
-    ep_vectors windows, parts;
-    ep_vectors bare;      /* [n_items] bare text */
-    ep_vectors means;     /* [n_items] mean of the four windows around an utterance */
+    ep_vectors named, bare, parts;
+    ep_vectors named_means, bare_means; /* [n_items] of what lies around an utterance: what ranks it */
     int64_t *part_owners; /* [parts.count] utterance */
     size_t part_owners_cap;
     ep_lexical lexical;
+    ep_speaker *speakers;
+    size_t speakers_cap;
+    int32_t n_speakers;
 
     ep_segment *segments;
     size_t segments_cap;
@@ -90,20 +100,28 @@ static inline const char *ep_item_text(const ep_item *u, size_t *bytes)
 
 /* ---- windows.c ---- */
 
-typedef enum ep_window_kind { EP_WINDOW_ITSELF, EP_WINDOW_PAIR, EP_WINDOW_THREE, EP_WINDOW_FIVE, EP_WINDOW_KINDS } ep_window_kind;
-/* Place in x->windows of a window of utterance i; a window that the run does not fill is the widest one that exists. */
-int64_t ep_window_of(const ep_index *x, int64_t i, ep_window_kind kind);
-int ep_windows_ending_at(const ep_item *u); /* how many vectors it has in x->windows */
+/* Places in x->named and x->bare of the windows of five and of three around utterance i. */
+int64_t ep_window_named(const ep_index *x, int64_t i);
+int64_t ep_window_bare(const ep_index *x, int64_t i);
+int ep_windows_ending_at(const ep_item *u); /* how many vectors it has in x->named, and in x->bare */
 bool ep_is_long(const ep_item *u);          /* is embedded in pieces as well */
 
-typedef enum ep_target { EP_TO_WINDOWS, EP_TO_BARE, EP_TO_PARTS } ep_target;
+typedef enum ep_target { EP_TO_NAMED, EP_TO_BARE, EP_TO_PARTS } ep_target;
 status ep_vector_store(ep_index *x, ep_target to, int64_t owner, const int8_t *codes, float step);
 /* Embeds or copies the vectors of items [from, from + n), which lie behind n_items in x->items, in the order of the
  * items; counts their parts. On failure the pools hold surplus vectors: the caller resets the counts. */
 status ep_windows_embed(ep_index *x, int64_t from, int n, err *e);
 status ep_windows_restore(ep_index *x, int64_t from, int n, const uint8_t *stored, size_t bytes, err *e); /* stored.c */
-/* Recomputes means[from..n_items). */
+/* Recomputes the means of [from, n_items). */
 void ep_windows_mean(ep_index *x, int64_t from);
+
+/* ---- names.c ---- */
+
+/* The speaker's place in x->speakers, added when new (room was reserved); -1 for no name. */
+int32_t ep_speaker_add(ep_index *x, const char *name, size_t bytes);
+/* The one speaker a question names, or -1 for none or several. bare [bytes + 1] gets the question without speakers'
+ * names, *bare_bytes its length; *bare_bytes == bytes when nothing was taken out. */
+int32_t ep_speaker_named(const ep_index *x, const char *text, size_t bytes, char *bare, size_t *bare_bytes);
 
 /* ---- segment.c ---- */
 

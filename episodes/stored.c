@@ -2,7 +2,7 @@
  * Vectors as bytes, so that a session comes back without its texts being embedded again. The bytes hold vectors alone:
  * which texts they belong to follows from the utterances. Little-endian; one record per utterance range:
  *
- *   u32 version | u32 dim | per utterance: windows, bare, pieces | each: f32 step, int8 codes[dim]
+ *   u32 version | u32 dim | per utterance: named, bare, pieces | each: f32 step, int8 codes[dim]
  */
 #include "episodes/index_internal.h"
 #include "episodes/text_internal.h"
@@ -24,9 +24,9 @@ static status put_item_vectors(const ep_index *x, int64_t i, base_buf *out)
 {
     const ep_item *u = &x->items[i];
     for (int w = 0; w < ep_windows_ending_at(u); w++) {
-        TRY(put_vector(&x->windows, u->first_window + w, out));
+        TRY(put_vector(&x->named, u->first_window + w, out));
+        TRY(put_vector(&x->bare, u->first_window + w, out));
     }
-    TRY(put_vector(&x->bare, i, out));
     for (int p = 0; p < u->parts; p++) {
         TRY(put_vector(&x->parts, u->first_part + p, out));
     }
@@ -80,9 +80,9 @@ static status take_item(ep_index *x, reader *r, int64_t i)
     const char *text = ep_item_text(u, &bytes);
     ep_slice piece;
     for (int w = 0; w < ep_windows_ending_at(u); w++) {
-        TRY(take_vector(x, r, EP_TO_WINDOWS, i));
+        TRY(take_vector(x, r, EP_TO_NAMED, i));
+        TRY(take_vector(x, r, EP_TO_BARE, i));
     }
-    TRY(take_vector(x, r, EP_TO_BARE, i));
     while (ep_is_long(u) && ep_chunk_next(text, bytes, &at, &piece)) {
         TRY(take_vector(x, r, EP_TO_PARTS, i));
         u->parts++;

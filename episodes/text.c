@@ -243,6 +243,21 @@ static size_t stem_english(char *w, size_t n)
     return n;
 }
 
+/* FNV-1a in 64 bits, never 0: two words of a session do not meet in practice. */
+static uint64_t hash_bytes(const char *s, size_t n)
+{
+    uint64_t hash = 0xcbf29ce484222325u;
+    for (size_t i = 0; i < n; i++) {
+        hash = (hash ^ (unsigned char)s[i]) * 0x100000001b3u;
+    }
+    return hash == 0 ? 1 : hash;
+}
+
+uint64_t ep_word_hash(const ep_word *w)
+{
+    return hash_bytes(w->folded, w->folded_bytes);
+}
+
 uint64_t ep_word_key(const ep_word *w)
 {
     char stem[EP_WORD_BYTES_MAX];
@@ -259,11 +274,7 @@ uint64_t ep_word_key(const ep_word *w)
         }
         n = stem_english(stem, n);
     }
-    uint64_t hash = 0xcbf29ce484222325u; /* FNV-1a, 64 bits: two words of a session never meet in practice */
-    for (size_t i = 0; i < n; i++) {
-        hash = (hash ^ (unsigned char)stem[i]) * 0x100000001b3u;
-    }
-    return hash == 0 ? 1 : hash;
+    return hash_bytes(stem, n);
 }
 
 int ep_text_keys(const char *text, size_t bytes, uint64_t *keys, uint16_t *counts, int max, int *total)

@@ -29,6 +29,8 @@ typedef struct ep_word {
 bool ep_word_next(const char *text, size_t bytes, size_t *at, ep_word *out);
 /* The word's stem as a 64-bit key; 0 for a function word or a single letter, which are not indexed. */
 uint64_t ep_word_key(const ep_word *w);
+/* Key of the folded word as it is, for comparing names. */
+uint64_t ep_word_hash(const ep_word *w);
 /* Distinct keys of a text in order of first appearance, at most `max`; counts[i] is how often keys[i] stands in it.
  * Returns how many; *total counts all indexed words, also those past max. Quadratic in max. */
 int ep_text_keys(const char *text, size_t bytes, uint64_t *keys, uint16_t *counts, int max, int *total);

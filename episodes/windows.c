@@ -1,9 +1,10 @@
 /*
  * The texts around an utterance that are embedded, and where their vectors lie.
  *
- * For each utterance: itself ("speaker: text"), bare text, and the windows of two, three and five utterances that end
- * with it, inside its run. Each text is embedded once and never again: the window of utterance i with both neighbours is
- * the window of three that ends with i + 1. A long message is also embedded in pieces of one to three sentences.
+ * For each utterance four texts: itself and the five utterances around it, with the speakers' names; its bare text and
+ * the three around it, without. (Which ones is measured: README.md.) All inside its run. Each text is embedded once
+ * and never again: the window of three around i is the one that ends with i + 1. At the ends of a run the window
+ * reaches further to the one side instead. A long message is also embedded in pieces of one to three sentences.
  */
 #include "episodes/index_internal.h"
 #include "episodes/text_internal.h"
@@ -16,40 +17,32 @@ enum {
     ALONE_WORDS_MAX = 180                    /* about 256 word pieces: what a sentence encoder reads */
 };
 
-/* Utterances in the windows that end with an item, by place; clipped by the run. */
-static const int window_lengths[] = {1, 2, 3, 5};
+/* Utterances in the wider window that ends with an item. */
+enum { NAMED_LENGTH = 5, BARE_LENGTH = 3 };
 
 int ep_windows_ending_at(const ep_item *u)
 {
-    return 1 + (u->run_at < 3 ? u->run_at : 3);
+    return u->run_at > 0 ? 2 : 1;
 }
 
-int64_t ep_window_of(const ep_index *x, int64_t i, ep_window_kind kind)
+/* The wider window around i that is `ahead_max` utterances ahead of it, or as many as the run has. */
+static int64_t wider_window(const ep_index *x, int64_t i, int ahead_max)
 {
-    const ep_item *u = &x->items[i];
-    int ahead = 0;
-    for (int wanted = kind == EP_WINDOW_FIVE ? 2 : kind == EP_WINDOW_THREE ? 1 : 0; ahead < wanted; ahead++) {
-        if (i + ahead + 1 >= x->n_items || x->items[i + ahead + 1].run_at == 0) {
-            break;
-        }
+    const ep_item *end = &x->items[i];
+    for (int ahead = 1; ahead <= ahead_max && i + ahead < x->n_items && x->items[i + ahead].run_at > 0; ahead++) {
+        end = &x->items[i + ahead];
     }
-    const ep_item *end = u + ahead;
-    int place = 0; /* in end's windows: 1 pair, 2 three, 3 five */
-    switch (kind) {
-    case EP_WINDOW_PAIR:
-        place = 1;
-        break;
-    case EP_WINDOW_THREE:
-        place = ahead == 1 ? 2 : 1;
-        break;
-    case EP_WINDOW_FIVE:
-        place = ahead > 0 ? 3 : 2;
-        break;
-    default:
-        break;
-    }
-    int exist = ep_windows_ending_at(end);
-    return end->first_window + (place < exist ? place : exist - 1);
+    return end->first_window + ep_windows_ending_at(end) - 1;
+}
+
+int64_t ep_window_named(const ep_index *x, int64_t i)
+{
+    return wider_window(x, i, NAMED_LENGTH / 2);
+}
+
+int64_t ep_window_bare(const ep_index *x, int64_t i)
+{
+    return wider_window(x, i, BARE_LENGTH / 2);
 }
 
 /* ---- making vectors ---- */
@@ -67,7 +60,7 @@ typedef struct batch {
 
 status ep_vector_store(ep_index *x, ep_target to, int64_t owner, const int8_t *codes, float step)
 {
-    ep_vectors *pool = to == EP_TO_WINDOWS ? &x->windows : to == EP_TO_BARE ? &x->bare : &x->parts;
+    ep_vectors *pool = to == EP_TO_NAMED ? &x->named : to == EP_TO_BARE ? &x->bare : &x->parts;
     TRY(ep_vectors_reserve(pool, 1));
     if (to == EP_TO_PARTS) {
         void *owners = x->part_owners;
@@ -135,15 +128,16 @@ static status end_text(batch *b)
     return ST_OK;
 }
 
-static status put_window(batch *b, int64_t i, int place, err *e)
+/* The window of `length` utterances that ends with item i, clipped by its run. */
+static status put_window(batch *b, ep_target to, int64_t i, int length, err *e)
 {
-    const ep_item *u = &b->x->items[i];
-    int back = window_lengths[place] - 1;
-    back = back < u->run_at ? back : u->run_at;
-    TRY(begin_text(b, EP_TO_WINDOWS, i, e));
+    int32_t run_at = b->x->items[i].run_at;
+    int back = length - 1 < run_at ? length - 1 : run_at;
+    TRY(begin_text(b, to, i, e));
     for (int64_t k = i - back; k <= i; k++) {
-        const ep_item *part = &b->x->items[k];
-        TRY(put_words(b, part->line, part->line_bytes, back == 0 ? ALONE_WORDS_MAX : EP_CHUNK_WORDS_MAX));
+        const ep_item *u = &b->x->items[k];
+        size_t from = to == EP_TO_BARE ? u->text_at : 0;
+        TRY(put_words(b, u->line + from, u->line_bytes - from, back == 0 ? ALONE_WORDS_MAX : EP_CHUNK_WORDS_MAX));
         if (k < i) {
             TRY(base_buf_append(&b->text, "\n", 1));
         }
@@ -174,14 +168,12 @@ static status put_parts(batch *b, int64_t i, err *e)
 
 static status put_item(batch *b, int64_t i, err *e)
 {
-    size_t bytes = 0;
-    const char *text = ep_item_text(&b->x->items[i], &bytes);
-    for (int place = 0; place < ep_windows_ending_at(&b->x->items[i]); place++) {
-        TRY(put_window(b, i, place, e));
+    TRY(put_window(b, EP_TO_NAMED, i, 1, e));
+    TRY(put_window(b, EP_TO_BARE, i, 1, e));
+    if (ep_windows_ending_at(&b->x->items[i]) > 1) {
+        TRY(put_window(b, EP_TO_NAMED, i, NAMED_LENGTH, e));
+        TRY(put_window(b, EP_TO_BARE, i, BARE_LENGTH, e));
     }
-    TRY(begin_text(b, EP_TO_BARE, i, e));
-    TRY(put_words(b, text, bytes, ALONE_WORDS_MAX));
-    TRY(end_text(b));
     return put_parts(b, i, e);
 }
 
@@ -205,21 +197,28 @@ status ep_windows_embed(ep_index *x, int64_t from, int n, err *e)
 
 /* ---- means ---- */
 
-void ep_windows_mean(ep_index *x, int64_t from)
+/* Entry i of `means` = weight * vector a + (1 - weight) * vector b of `pool`. */
+static void set_mean(ep_index *x, ep_vectors *means, const ep_vectors *pool, int64_t i, int64_t a, int64_t b, float weight)
 {
     int dim = x->ops.dim;
     float *mean = x->workspace, step = 0;
     int8_t *codes = (int8_t *)(mean + dim);
+    memset(mean, 0, (size_t)dim * sizeof *mean);
+    ep_vectors_accumulate(pool, a, weight, mean);
+    ep_vectors_accumulate(pool, b, 1 - weight, mean);
+    ep_vector_code(mean, dim, codes, &step);
+    if (i < means->count) {
+        ep_vectors_set(means, i, codes, step);
+    } else {
+        (void)ep_vectors_add(means, codes, step);
+    }
+}
+
+void ep_windows_mean(ep_index *x, int64_t from)
+{
     for (int64_t i = from < 0 ? 0 : from; i < x->n_items; i++) {
-        memset(mean, 0, (size_t)dim * sizeof *mean);
-        for (ep_window_kind k = EP_WINDOW_ITSELF; k < EP_WINDOW_KINDS; k++) {
-            ep_vectors_accumulate(&x->windows, ep_window_of(x, i, k), 1.0f / EP_WINDOW_KINDS, mean);
-        }
-        ep_vector_code(mean, dim, codes, &step);
-        if (i < x->means.count) {
-            ep_vectors_set(&x->means, i, codes, step);
-        } else {
-            (void)ep_vectors_add(&x->means, codes, step);
-        }
+        int64_t first = x->items[i].first_window;
+        set_mean(x, &x->named_means, &x->named, i, first, ep_window_named(x, i), 1.0f / 2);
+        set_mean(x, &x->bare_means, &x->bare, i, first, ep_window_bare(x, i), 2.0f / 3);
     }
 }
