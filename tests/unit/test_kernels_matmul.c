@@ -133,30 +133,62 @@ static double offset_of(krn_type type, const uint8_t *row, int64_t cols)
 }
 
 /*
- * What |y - exact| may be. An 8-bit activation is off by at most half a step, greatest / 127 / 2, plus the roundings of
- * x * (127 / greatest) and of the scale, 127 steps times 2^-23 each (3e-5 of a step in all); a block below 1e-30 counts as zero. Then at most 2 roundings
- * an addend of a float sum (4 with the tail of products inside): 2^-24 each of the sum of magnitudes.
+ * The activations a product with 8-bit codes stands for: code * greatest / 127, 32 at a time, codes by rounding. Where
+ * x * 127 / greatest is so close to a tie that a rounding of the quotient may tip it, `unsure` holds one step.
  */
-static double bound_of(krn_type type, const uint8_t *row, int64_t cols, const float *w, const float *x)
+static void quantise_row(const float *x, int64_t cols, float *coded, double *unsure)
 {
-    double steps = 0.0;
-    double magnitudes = 1e-30;
-    double offset = offset_of(type, row, cols);
     for (int64_t first = 0; first < cols; first += 32) {
-        int64_t end = first + 32 < cols ? first + 32 : cols;
         double greatest = 0.0;
-        for (int64_t i = first; i < end; i++) {
+        for (int64_t i = first; i < first + 32; i++) {
             greatest = fmax(greatest, fabs((double)x[i]));
         }
-        for (int64_t i = first; i < end; i++) {
-            steps += fabs((double)w[i]) * (greatest < 1e-30 ? greatest : greatest / 127.0 * 0.5001);
-            magnitudes += (fabs((double)w[i]) + 2.0 * offset) * fmax(fabs((double)x[i]), greatest / 127.0);
+        for (int64_t i = first; i < first + 32; i++) {
+            double steps = greatest < 1e-30 ? 0.0 : (double)x[i] / greatest * 127.0;
+            double tie = fabs(fabs(steps - trunc(steps)) - 0.5);
+            coded[i] = (float)(rint(steps) * greatest / 127.0);
+            unsure[i] = tie < 127 * 0x1p-22 ? greatest / 127.0 : 0.0;
         }
     }
-    if (!reads_codes(type)) {
-        return magnitudes * (double)(cols + 1) * 0x1p-24;
+}
+
+/* Float32 error of a product with codes: at most 4 roundings a block of 32, 2^-24 each of the sum of magnitudes. */
+static double rounding_bound(const float *w, const float *x, int64_t cols, double offset)
+{
+    double magnitudes = 1e-30;
+    for (int64_t i = 0; i < cols; i++) {
+        magnitudes += (fabs((double)w[i]) + 2.0 * offset) * fabs((double)x[i]);
     }
-    return steps + magnitudes * (double)(4 * (cols / 32) + 4) * 0x1p-24;
+    return magnitudes * (double)(4 * (cols / 32) + 4) * 0x1p-24;
+}
+
+/* And of a product that adds element by element. */
+static double real_bound(const float *w, const float *x, int64_t cols)
+{
+    double magnitudes = 1e-30;
+    for (int64_t i = 0; i < cols; i++) {
+        magnitudes += fabs((double)w[i] * (double)x[i]);
+    }
+    return magnitudes * (double)(cols + 1) * 0x1p-24;
+}
+
+/*
+ * What coding the activations may cost: half a step, greatest / 127 / 2, for each element (and 127 * 2^-23 of a step for
+ * the roundings of the quotient and the scale); a block below 1e-30 counts as zero.
+ */
+static double step_bound(const float *w, const float *x, int64_t cols)
+{
+    double steps = 0.0;
+    for (int64_t first = 0; first < cols; first += 32) {
+        double greatest = 0.0;
+        for (int64_t i = first; i < first + 32; i++) {
+            greatest = fmax(greatest, fabs((double)x[i]));
+        }
+        for (int64_t i = first; i < first + 32; i++) {
+            steps += fabs((double)w[i]) * (greatest < 1e-30 ? greatest : greatest / 127.0 * 0.5001);
+        }
+    }
+    return steps;
 }
 
 static void product(
@@ -170,37 +202,89 @@ static void product(
     krn_rows_close(r);
 }
 
+typedef struct problem {
+    krn_type type;
+    int64_t rows, cols, n, row_bytes;
+    uint8_t *w;
+    float *x, *coded; /* coded: what the activations are worth after coding; x where they are not coded */
+    double *unsure;
+    float *got, *exact, *exact_coded;
+} problem;
+
+static void problem_make(problem *p, krn_type type, int64_t rows, int64_t cols, int64_t n)
+{
+    *p = (problem){.type = type, .rows = rows, .cols = cols, .n = n};
+    p->row_bytes = cols / krn_type_block_elements(type) * krn_type_block_bytes(type);
+    p->w = random_weights(type, rows, cols);
+    p->x = random_rows(n, cols);
+    p->coded = base_alloc((size_t)(n * cols) * sizeof *p->coded);
+    p->unsure = base_zalloc((size_t)(n * cols), sizeof *p->unsure);
+    p->got = base_zalloc((size_t)(n * rows), sizeof *p->got);
+    p->exact = base_zalloc((size_t)(n * rows), sizeof *p->exact);
+    p->exact_coded = base_zalloc((size_t)(n * rows), sizeof *p->exact_coded);
+    memcpy(p->coded, p->x, (size_t)(n * cols) * sizeof *p->coded);
+    for (int64_t t = 0; t < n && reads_codes(type); t++) {
+        quantise_row(p->x + t * cols, cols, p->coded + t * cols, p->unsure + t * cols);
+    }
+    krn_matmul_exact(type, p->w, rows, cols, p->x, n, p->exact);
+    krn_matmul_exact(type, p->w, rows, cols, p->coded, n, p->exact_coded);
+}
+
+static void problem_free(problem *p)
+{
+    base_free(p->w);
+    base_free(p->x);
+    base_free(p->coded);
+    base_free(p->unsure);
+    base_free(p->got);
+    base_free(p->exact);
+    base_free(p->exact_coded);
+}
+
+/* Against the exact product of the coded activations (float rounding alone) and of the given ones (and coding). */
+static void check_output(const problem *p, int64_t t, int64_t o, const float *w)
+{
+    const float *x = p->x + t * p->cols;
+    const float *coded = p->coded + t * p->cols;
+    double rounding = real_bound(w, x, p->cols);
+    double step = 0.0;
+    if (reads_codes(p->type)) {
+        rounding = rounding_bound(w, coded, p->cols, offset_of(p->type, p->w + o * p->row_bytes, p->cols));
+        for (int64_t i = 0; i < p->cols; i++) {
+            rounding += fabs((double)w[i]) * p->unsure[t * p->cols + i];
+        }
+        step = step_bound(w, x, p->cols);
+    }
+    double got = (double)p->got[t * p->rows + o];
+    double off_coded = fabs(got - (double)p->exact_coded[t * p->rows + o]);
+    double off = fabs(got - (double)p->exact[t * p->rows + o]);
+    if (!(off_coded <= rounding && off <= rounding + step)) {
+        fail_msg("%s %s [%lld][%lld], row %lld of %lld, output %lld: %g, %g from its codes' product (bound "
+                 "%g), %g from "
+                 "the exact one (bound %g)",
+                krn_isa_name(krn_isa_current()), krn_type_name(p->type), (long long)p->rows,
+                (long long)p->cols, (long long)t, (long long)p->n, (long long)o, got, off_coded, rounding,
+                off, rounding + step);
+    }
+}
+
 static void check_against_exact(krn_type type, int64_t rows, int64_t cols, int64_t n)
 {
+    problem p;
     krn_matrix *m = NULL;
-    uint8_t *w = random_weights(type, rows, cols);
-    float *x = random_rows(n, cols);
-    float *got = base_zalloc((size_t)(n * rows), sizeof *got);
-    float *want = base_zalloc((size_t)(n * rows), sizeof *want);
-    float *row = base_zalloc((size_t)cols, sizeof *row);
-    int64_t row_bytes = cols / krn_type_block_elements(type) * krn_type_block_bytes(type);
-    assert_int_equal(krn_matrix_open(NULL, type, rows, cols, w, &m, NULL), ST_OK);
-    product(NULL, m, x, n, got, rows);
-    krn_matmul_exact(type, w, rows, cols, x, n, want);
+    float *w = base_zalloc((size_t)cols, sizeof *w);
+    problem_make(&p, type, rows, cols, n);
+    assert_int_equal(krn_matrix_open(NULL, type, rows, cols, p.w, &m, NULL), ST_OK);
+    product(NULL, m, p.x, n, p.got, rows);
     for (int64_t o = 0; o < rows; o++) {
-        krn_dequantize(type, w + o * row_bytes, row, cols);
+        krn_dequantize(type, p.w + o * p.row_bytes, w, cols);
         for (int64_t t = 0; t < n; t++) {
-            double apart = fabs((double)got[t * rows + o] - (double)want[t * rows + o]);
-            double bound = bound_of(type, w + o * row_bytes, cols, row, x + t * cols);
-            if (!(apart <= bound)) {
-                fail_msg("%s %s [%lld][%lld], row %lld of %lld, output %lld: %g instead of %g, bound %g",
-                        krn_isa_name(krn_isa_current()), krn_type_name(type), (long long)rows,
-                        (long long)cols, (long long)t, (long long)n, (long long)o, (double)got[t * rows + o],
-                        (double)want[t * rows + o], bound);
-            }
+            check_output(&p, t, o, w);
         }
     }
     krn_matrix_close(m);
+    problem_free(&p);
     base_free(w);
-    base_free(x);
-    base_free(got);
-    base_free(want);
-    base_free(row);
 }
 
 static void products_are_within_the_activation_step(void **state)
@@ -272,6 +356,45 @@ static void bits_depend_on_the_row_alone(void **state)
     check_bits(KRN_F32, 200, 77, pools);
     for (int i = 0; i < 3; i++) {
         krn_pool_close(pools[i]);
+    }
+}
+
+/* All codes and all activations at their ends: nothing overflows on the way to 32 bits. */
+static void extreme_codes_do_not_overflow(void **state)
+{
+    (void)state;
+    enum { ROWS = 16, COLS = 256 };
+    static const uint8_t bytes[3] = {0x00, 0x80, 0xff};
+    float x[2 * COLS];
+    float of[KRN_ISA_COUNT][2 * ROWS];
+    for (int i = 0; i < 2 * COLS; i++) {
+        x[i] = i < COLS ? 127.0f : -127.0f;
+    }
+    for (int i = 0; i < 3 * TYPES; i++) {
+        krn_type type = all_types[i / 3];
+        krn_matrix *m = NULL;
+        int at[2];
+        if (!reads_codes(type)) {
+            continue;
+        }
+        uint8_t *w = random_weights(type, ROWS, COLS);
+        scale_offsets(type, at);
+        for (int64_t b = 0; b < ROWS * COLS / krn_type_block_elements(type); b++) {
+            uint8_t *block = w + b * krn_type_block_bytes(type);
+            memset(block, bytes[i % 3], (size_t)krn_type_block_bytes(type));
+            put_f16(block + at[0], 0.5f);
+            if (at[1] >= 0) {
+                put_f16(block + at[1], 0.25f);
+            }
+        }
+        assert_int_equal(krn_matrix_open(NULL, type, ROWS, COLS, w, &m, NULL), ST_OK);
+        for (krn_isa isa = 0; isa <= krn_isa_best(); isa++) {
+            krn_isa_set(isa);
+            product(NULL, m, x, 2, of[isa], ROWS);
+            assert_memory_equal(of[isa], of[0], sizeof of[0]);
+        }
+        krn_matrix_close(m);
+        base_free(w);
     }
 }
 
@@ -357,6 +480,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
             cmocka_unit_test(products_are_within_the_activation_step),
             cmocka_unit_test(bits_depend_on_the_row_alone),
+            cmocka_unit_test(extreme_codes_do_not_overflow),
             cmocka_unit_test(not_a_number_shows_in_its_row_only),
             cmocka_unit_test(bad_sizes_are_refused),
             cmocka_unit_test(memory_failures_leave_nothing_behind),
