@@ -121,7 +121,7 @@ static status render(const chat_template *c,
         bool generation_prompt,
         marked_text *out)
 {
-    template_role role;
+    template_role role = ROLE_USER;
     for (int i = 0; i < n; i++) {
         TRY(role_of(m[i].role, &role, NULL));
         if (first && i == 0) {
@@ -157,7 +157,7 @@ static status render_checked(const chat_template *c,
         marked_text *out,
         err *e)
 {
-    template_role role;
+    template_role role = ROLE_USER;
     size_t before = out->text.size;
     for (int i = 0; i < n; i++) {
         TRY(role_of(m[i].role, &role, e));
@@ -204,7 +204,7 @@ static status open_message(const chat_template *c, template_role role, bool firs
 status chat_template_open_message(
         const chat_template *c, const char *role, bool first, marked_text *out, err *e)
 {
-    template_role r;
+    template_role r = ROLE_USER;
     size_t before = out->text.size;
     TRY(role_of(role, &r, e));
     return settle(open_message(c, r, first, out), before, out, e);
@@ -212,7 +212,7 @@ status chat_template_open_message(
 
 status chat_template_close_message(const chat_template *c, const char *role, marked_text *out, err *e)
 {
-    template_role r;
+    template_role r = ROLE_USER;
     size_t before = out->text.size;
     TRY(role_of(role, &r, e));
     return settle(add_close(&c->part[r], out), before, out, e);
