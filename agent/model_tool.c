@@ -1,0 +1,89 @@
+/* Options and opening for the programs that run the model on JSON lines. */
+#include <getopt.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "agent/model_tool_internal.h"
+
+static int usage_error(const model_tool *t, const char *what)
+{
+    (void)fprintf(stderr, "epimem %s: %s; see epimem %s --help\n", t->program, what, t->program);
+    return 2;
+}
+
+int model_tool_arguments(model_tool *t, int argc, char **argv, const char *help)
+{
+    static const struct option options[] = {{"model", required_argument, NULL, 'm'},
+            {"exact", no_argument, NULL, 'x'}, {"threads", required_argument, NULL, 't'},
+            {"chat-template", required_argument, NULL, 'c'}, {"help", no_argument, NULL, 'h'}, {0}};
+    int option;
+    optind = 1;
+    while ((option = getopt_long(argc, argv, "m:t:h", options, NULL)) != -1) {
+        char *end = NULL;
+        long threads = 0;
+        switch (option) {
+        case 'm':
+            t->model_path = optarg;
+            break;
+        case 'x':
+            t->exact = true;
+            break;
+        case 'c':
+            t->template_name = optarg;
+            break;
+        case 't':
+            threads = strtol(optarg, &end, 10);
+            if (end == optarg || *end != '\0' || threads < 0 || threads > 1024) {
+                return usage_error(t, "--threads must be a whole number from 0 to 1024");
+            }
+            t->threads = (int)threads;
+            break;
+        case 'h':
+            return fputs(help, stdout) < 0 ? 1 : 0;
+        default:
+            return 2; /* getopt has said why */
+        }
+    }
+    if (optind != argc) {
+        return usage_error(t, "too many arguments");
+    }
+    return t->model_path == NULL ? usage_error(t, "-m MODEL is missing") : -1;
+}
+
+static status open_parts(model_tool *t, int max_rows, err *e)
+{
+    TRY(krn_pool_open(t->threads, &t->pool, e));
+    TRY(model_open(t->pool, t->model_path, &t->m, e));
+    if (gguf_has(model_gguf(t->m), "tokenizer.ggml.tokens")) {
+        TRY(tokenizer_open(model_gguf(t->m), &t->tok, e));
+    }
+    return t->exact ? ST_OK : model_scratch_open(t->m, max_rows, &t->scratch, e);
+}
+
+status model_tool_open(model_tool *t, int max_rows)
+{
+    err e = {0};
+    status s = open_parts(t, max_rows, &e);
+    if (s != ST_OK) {
+        (void)fprintf(stderr, "epimem %s: %s\n", t->program, e.text);
+    }
+    return s;
+}
+
+void model_tool_close(model_tool *t)
+{
+    model_scratch_close(t->scratch);
+    tokenizer_close(t->tok);
+    model_close(t->m);
+    krn_pool_close(t->pool);
+}
+
+status model_tool_check_length(const model_tool *t, int64_t n, err *e)
+{
+    int64_t context = model_get_config(t->m)->context;
+    if (n > context) {
+        return FAIL(e, ST_ERR_LIMIT, "%" PRId64 " tokens, the model's context is %" PRId64, n, context);
+    }
+    return ST_OK;
+}
