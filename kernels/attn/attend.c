@@ -29,9 +29,10 @@ typedef struct attend {
     const attn_ops *ops;
     int first_row, rows; /* of this block */
     int group;
-    int lanes;        /* that can have a chunk */
-    bool keep_lanes;  /* states are [row][head][LANES]; else [row][head][2]: sum of lanes, this lane */
-    uint8_t *queries; /* [row][variant][head] */
+    int lanes;           /* that can have a chunk */
+    bool keep_lanes;     /* states are [row][head][LANES]; else [row][head][2]: sum of lanes, this lane */
+    attn_levels *levels; /* [kv head] */
+    uint8_t *queries;    /* [row][variant][head] */
     uint8_t *states;
 } attend;
 
@@ -45,6 +46,11 @@ static size_t smaller(size_t a, size_t b)
     return a < b ? a : b;
 }
 
+static size_t levels_bytes(int n_kv_heads)
+{
+    return round64((size_t)n_kv_heads * sizeof(attn_levels));
+}
+
 static size_t queries_bytes(int n_rows, int n_q_heads, int d, int n_variants)
 {
     size_t rows = smaller((size_t)n_rows, BLOCK_ROWS);
@@ -55,7 +61,7 @@ size_t krn_attend_workspace_bytes(int n_rows, int n_q_heads, int d, int n_varian
 {
     size_t rows = smaller((size_t)n_rows, BLOCK_ROWS), tile = smaller((size_t)n_rows, TILE_ROWS);
     size_t kept = tile * LANES > rows * 2 ? tile * LANES : rows * 2;
-    return 64 + queries_bytes(n_rows, n_q_heads, d, n_variants) +
+    return 64 + levels_bytes(n_q_heads) + queries_bytes(n_rows, n_q_heads, d, n_variants) +
             kept * (size_t)n_q_heads * attn_state_bytes(d);
 }
 
@@ -130,7 +136,6 @@ typedef struct walk {
     const krn_attend_head *head;
     int kv_head, lane, row0, rows, which;
     int met[TILE_ROWS]; /* visible chunks so far */
-    attn_levels levels;
 } walk;
 
 static void run_chunk(walk *k, const krn_span *s, int start, int rows)
@@ -155,7 +160,7 @@ static void run_chunk(walk *k, const krn_span *s, int start, int rows)
         return;
     }
     size_t skipped = (size_t)start * (size_t)w->a->d;
-    attn_chunk c = {.d = w->a->d, .rows = rows, .format = &k->head->format, .levels = &k->levels};
+    attn_chunk c = {.d = w->a->d, .rows = rows, .format = &k->head->format, .levels = &w->levels[k->kv_head]};
     if (s->kind == KRN_SPAN_PAGE) {
         c.k = s->k;
         w->ops->page(&c, jobs, n);
@@ -179,9 +184,6 @@ static bool has_pages(const krn_attend_head *head)
 static void start_walk(walk *k, const attend *w, int kv_head, int row0, int rows)
 {
     *k = (walk){.w = w, .head = &w->a->heads[kv_head], .kv_head = kv_head, .row0 = row0, .rows = rows};
-    if (has_pages(k->head)) {
-        attn_levels_set(&k->head->format, &k->levels);
-    }
 }
 
 /* Runs one lane into the states `which` of the tile's rows. */
@@ -314,8 +316,14 @@ void krn_attend(krn_pool *pool, const krn_attend_args *a, void *workspace)
     REQUIRE(a->n_kv_heads > 0 && a->n_q_heads % a->n_kv_heads == 0 &&
             a->n_q_heads / a->n_kv_heads <= GROUP_MAX);
     attend w = {.a = a, .ops = current_ops(), .group = a->n_q_heads / a->n_kv_heads, .lanes = lanes_used(a)};
-    w.queries = (uint8_t *)(((uintptr_t)workspace + 63) & ~(uintptr_t)63);
+    w.levels = (attn_levels *)(((uintptr_t)workspace + 63) & ~(uintptr_t)63);
+    w.queries = (uint8_t *)w.levels + levels_bytes(a->n_kv_heads);
     w.states = w.queries + queries_bytes(a->n_rows, a->n_q_heads, a->d, a->n_variants);
+    for (int h = 0; h < a->n_kv_heads; h++) {
+        if (has_pages(&a->heads[h])) {
+            attn_levels_set(&a->heads[h].format, &w.levels[h]);
+        }
+    }
     for (int row = 0; row < a->n_rows; row += BLOCK_ROWS) {
         w.first_row = row;
         w.rows = a->n_rows - row < BLOCK_ROWS ? a->n_rows - row : BLOCK_ROWS;

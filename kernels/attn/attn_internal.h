@@ -95,6 +95,7 @@ extern const attn_ops attn_ops_avx512;
 
 /* 2^x for x <= 0 is 2^n times a polynomial of x - n in [-1/2, 1/2]: error of the polynomial 1.6e-8 (found by weighted
  * least squares, iterated to equal ripples), 2 units in the last place with rounding. */
+#define ATTN_EXP2_LEAST (-100.0f) /* less weighs nothing, and would make subnormal numbers on its way */
 #define ATTN_EXP2_1 0x1.62e430p-1f
 #define ATTN_EXP2_2 0x1.ebfbdcp-3f
 #define ATTN_EXP2_3 0x1.c6aee8p-5f

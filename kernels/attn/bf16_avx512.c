@@ -145,7 +145,7 @@ static void bf16_jobs(const attn_chunk *c, const attn_job *jobs, int n)
         for (int k = 0; k < VECTORS; k++) {
             x[k] = _mm512_maskz_loadu_ps(first_lanes(jobs[j].visible - 16 * k), scores[j] + 16 * k);
         }
-        blended[j] = soften_512(x, jobs[j].visible, jobs[j].state);
+        blended[j] = soften_512(x, VECTORS, jobs[j].visible, jobs[j].state);
         for (int k = 0; k < VECTORS; k++) {
             _mm512_storeu_ps(scores[j] + 16 * k, x[k]);
         }

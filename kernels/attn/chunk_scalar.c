@@ -13,7 +13,7 @@ enum { JOBS = 8 };
 /* 2^x for x <= 0, or NaN. */
 static float exp2_poly(float x)
 {
-    if (!(x > -126.0f)) {
+    if (!(x > ATTN_EXP2_LEAST)) {
         return 0.0f;
     }
     float n = floorf(x + 0.5f), f = x - n;

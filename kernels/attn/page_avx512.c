@@ -64,22 +64,27 @@ static inline __attribute__((always_inline)) __m512i sum_lanes(const __m512i v[L
 static inline __attribute__((always_inline)) __m512i dot_lines(
         __m512i c[LINES][SHIFTS], const __m512i *term, int shifts, bool keys)
 {
-    __m512i high[LINES], low[LINES];
+    __m512i sum[LINES];
     for (int l = 0; l < LINES; l++) {
-        high[l] = low[l] = _mm512_setzero_si512();
+        sum[l] = _mm512_setzero_si512();
     }
     for (int i = 0; i < shifts; i++) {
-        __m512i h = term[i], w = term[SHIFTS + i];
         for (int l = 0; l < LINES; l++) {
-            high[l] = keys ? _mm512_dpbusd_epi32(high[l], c[l][i], h)
-                           : _mm512_dpbusd_epi32(high[l], h, c[l][i]);
-            low[l] = keys ? _mm512_dpbusd_epi32(low[l], c[l][i], w) : _mm512_dpbusd_epi32(low[l], w, c[l][i]);
+            sum[l] = keys ? _mm512_dpbusd_epi32(sum[l], c[l][i], term[i])
+                          : _mm512_dpbusd_epi32(sum[l], term[i], c[l][i]);
         }
     }
     for (int l = 0; l < LINES; l++) {
-        high[l] = _mm512_add_epi32(_mm512_slli_epi32(high[l], keys ? 7 : 8), low[l]);
+        sum[l] = _mm512_slli_epi32(sum[l], keys ? 7 : 8);
     }
-    return sum_lanes(high);
+    for (int i = 0; i < shifts; i++) {
+        __m512i low = term[SHIFTS + i];
+        for (int l = 0; l < LINES; l++) {
+            sum[l] = keys ? _mm512_dpbusd_epi32(sum[l], c[l][i], low)
+                          : _mm512_dpbusd_epi32(sum[l], low, c[l][i]);
+        }
+    }
+    return sum_lanes(sum);
 }
 
 /* A block of 512 bytes whose dwords j and j + 2 of a lane belong together (keys of d 128 and more; values): lane k
@@ -205,32 +210,34 @@ static void integer_scores(const attn_chunk *c, const attn_job *jobs, int n, int
 }
 
 /* Sums in the order of tokens. */
-static void natural_sums(int d, const __m512i sum[VECTORS], __m512i out[VECTORS])
+static inline __attribute__((always_inline)) void natural_sums(
+        int d, int vectors, const __m512i sum[VECTORS], __m512i out[VECTORS])
 {
     if (d != 64) {
         const __m512i at = natural_index();
-        for (int k = 0; k < VECTORS; k++) {
+        for (int k = 0; k < vectors; k++) {
             out[k] = _mm512_permutexvar_epi32(at, sum[k]);
         }
         return;
     }
     const __m512i a = _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 1, 5, 9, 13, 17, 21, 25, 29);
     const __m512i b = _mm512_add_epi32(a, _mm512_set1_epi32(2));
-    for (int k = 0; k < VECTORS; k += 2) {
+    for (int k = 0; k < vectors; k += 2) {
         out[k] = _mm512_permutex2var_epi32(sum[k], a, sum[k + 1]);
         out[k + 1] = _mm512_permutex2var_epi32(sum[k], b, sum[k + 1]);
     }
 }
 
-static void scores(const attn_chunk *c, const attn_query *q, const page_work *w, int j, __m512 x[VECTORS])
+static inline __attribute__((always_inline)) void scores(
+        const attn_chunk *c, const attn_query *q, int vectors, const page_work *w, int j, __m512 x[VECTORS])
 {
     float unit = q->factor * q->step;
     const __m512 slope = _mm512_set1_ps(unit * c->levels->k_unit);
     const __m512 base = _mm512_set1_ps(unit * c->levels->k_base * q->sum);
     const __m512 zero = _mm512_set1_ps(-unit * q->sum), offset = _mm512_set1_ps(q->offset);
     __m512i sum[VECTORS];
-    natural_sums(c->d, w->sum[j], sum);
-    for (int k = 0; k < VECTORS; k++) {
+    natural_sums(c->d, vectors, w->sum[j], sum);
+    for (int k = 0; k < vectors; k++) {
         __m512 dot = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum[k]), slope, base);
         if (c->format->has_zero) {
             dot = _mm512_fmadd_ps(w->k_zero[k], zero, dot);
@@ -245,7 +252,8 @@ static void scores(const attn_chunk *c, const attn_query *q, const page_work *w,
  * Weights to bytes, as lines of the V plane hold their tokens: dword (lane t, j0 + 2 j1) of shift i has bytes
  * 2 e + upper for token 64 upper + 16 i + 8 j1 + 2 t + e, the same for both j0.
  */
-static void spread_weights(const __m512 p[VECTORS], float inverse_step, __m512i term[TERMS * SHIFTS])
+static inline __attribute__((always_inline)) void spread_weights(
+        const __m512 p[VECTORS], int vectors, float inverse_step, __m512i term[TERMS * SHIFTS])
 {
     const __m512i bytes =
             _mm512_broadcast_i32x4(_mm_setr_epi8(1, 3, 5, 7, 0, 2, 4, 6, 9, 11, 13, 15, 8, 10, 12, 14));
@@ -255,40 +263,56 @@ static void spread_weights(const __m512 p[VECTORS], float inverse_step, __m512i 
     const __m512 inverse = _mm512_set1_ps(inverse_step);
     for (int i = 0; i < SHIFTS; i++) {
         __m512i a = _mm512_cvtps_epi32(_mm512_mul_ps(p[i], inverse));
-        __m512i b = _mm512_cvtps_epi32(_mm512_mul_ps(p[i + SHIFTS], inverse));
-        __m512i both = _mm512_shuffle_epi8(_mm512_or_si512(a, _mm512_slli_epi32(b, 16)), bytes);
+        if (vectors > SHIFTS) {
+            __m512i b = _mm512_cvtps_epi32(_mm512_mul_ps(p[i + SHIFTS], inverse));
+            a = _mm512_or_si512(a, _mm512_slli_epi32(b, 16));
+        }
+        __m512i both = _mm512_shuffle_epi8(a, bytes);
         term[i] = _mm512_permutexvar_epi32(high, both);
         term[SHIFTS + i] = _mm512_permutexvar_epi32(low, both);
     }
 }
 
-static float weighted_zeros(const __m512 p[VECTORS], const __m512 zero[VECTORS], int visible)
+static inline __attribute__((always_inline)) float weighted_zeros(
+        const __m512 p[VECTORS], int vectors, const __m512 zero[VECTORS], int visible)
 {
     __m512 x[VECTORS];
-    for (int k = 0; k < VECTORS; k++) {
+    for (int k = 0; k < vectors; k++) {
         x[k] = _mm512_maskz_mul_ps(first_lanes(visible - 16 * k), p[k], zero[k]);
     }
-    return sum_512(x);
+    return sum_512(x, vectors);
 }
 
-/* Scores to weights of values; the weights go where q was. */
-static void weights(const attn_chunk *c, const attn_job *job, int j, page_work *w)
+/* Scores to weights of values; the weights go where q was. Four vectors do for up to 64 rows. */
+static inline __attribute__((always_inline)) void weigh(
+        const attn_chunk *c, const attn_job *job, int vectors, int j, page_work *w)
 {
     __m512 x[VECTORS];
-    scores(c, job->query, w, j, x);
-    w->blended[j] = soften_512(x, job->visible, job->state);
-    for (int k = 0; k < VECTORS; k++) {
+    scores(c, job->query, vectors, w, j, x);
+    w->blended[j] = soften_512(x, vectors, job->visible, job->state);
+    for (int k = 0; k < vectors; k++) {
         x[k] = _mm512_maskz_mul_ps(first_lanes(job->visible - 16 * k), x[k], w->v_scale[k]);
     }
-    float largest = max_512(x);
+    float largest = max_512(x, vectors);
     bool any = largest > 1e-30f; /* below, the chunk adds nothing that a float could hold beside another */
-    spread_weights(x, any ? 65535.0f / largest : 0.0f, w->term[j]);
+    spread_weights(x, vectors, any ? 65535.0f / largest : 0.0f, w->term[j]);
     w->value_step[j] = any ? largest / 65535.0f * c->levels->v_unit : 0.0f;
     w->value_base[j] = 0.0f;
     if (c->format->has_zero) {
-        w->value_base[j] = -weighted_zeros(x, w->v_zero, job->visible);
+        w->value_base[j] = -weighted_zeros(x, vectors, w->v_zero, job->visible);
     } else if (c->levels->v_base != 0.0f) {
-        w->value_base[j] = c->levels->v_base * sum_512(x);
+        w->value_base[j] = c->levels->v_base * sum_512(x, vectors);
+    }
+}
+
+static void weights(const attn_chunk *c, const attn_job *jobs, int n, page_work *w)
+{
+    for (int j = 0; j < n; j++) {
+        if (jobs[j].visible <= 64) {
+            weigh(c, &jobs[j], 4, j, w);
+        } else {
+            weigh(c, &jobs[j], VECTORS, j, w);
+        }
     }
 }
 
@@ -350,9 +374,7 @@ static void page_avx512(const attn_chunk *c, const attn_job *jobs, int n)
             tokens = jobs[first + j].visible > tokens ? jobs[first + j].visible : tokens;
         }
         integer_scores(c, jobs + first, count, tokens, &w);
-        for (int j = 0; j < count; j++) {
-            weights(c, &jobs[first + j], j, &w);
-        }
+        weights(c, jobs + first, count, &w);
         values(c, jobs + first, count, tokens, &w);
     }
 }
