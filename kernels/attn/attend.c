@@ -135,10 +135,13 @@ typedef struct walk {
     const attend *w;
     const krn_attend_head *head;
     int kv_head, lane, row0, rows, which;
-    int met[TILE_ROWS]; /* visible chunks so far */
+    int64_t lowest;     /* position of the tile's rows */
+    int met_by_all;     /* chunks up to the first that some row does not see */
+    int met[TILE_ROWS]; /* visible chunks of each row from there on */
 } walk;
 
-static void run_chunk(walk *k, const krn_span *s, int start, int rows)
+/* `dealt`: all rows see the chunk, and for all of them it is this lane's. */
+static void run_chunk(walk *k, const krn_span *s, int start, int rows, bool dealt)
 {
     const attend *w = k->w;
     attn_job jobs[TILE_ROWS * GROUP_MAX];
@@ -146,7 +149,7 @@ static void run_chunk(walk *k, const krn_span *s, int start, int rows)
     for (int r = 0; r < k->rows; r++) {
         int row = k->row0 + r;
         int visible = visible_rows(s, start, rows, w->a->position[w->first_row + row]);
-        if (visible == 0 || k->met[r]++ % LANES != k->lane) {
+        if (visible == 0 || (!dealt && (k->met_by_all + k->met[r]++) % LANES != k->lane)) {
             continue;
         }
         for (int i = 0; i < w->group; i++) {
@@ -183,7 +186,12 @@ static bool has_pages(const krn_attend_head *head)
 
 static void start_walk(walk *k, const attend *w, int kv_head, int row0, int rows)
 {
+    const int64_t *position = w->a->position + w->first_row + row0;
     *k = (walk){.w = w, .head = &w->a->heads[kv_head], .kv_head = kv_head, .row0 = row0, .rows = rows};
+    k->lowest = position[0];
+    for (int r = 1; r < rows; r++) {
+        k->lowest = position[r] < k->lowest ? position[r] : k->lowest;
+    }
 }
 
 /* Runs one lane into the states `which` of the tile's rows. */
@@ -191,16 +199,22 @@ static void walk_lane(walk *k, int lane, int which)
 {
     k->lane = lane;
     k->which = which;
+    k->met_by_all = 0;
     memset(k->met, 0, sizeof k->met);
     for (int r = 0; r < k->rows; r++) {
         for (int i = 0; i < k->w->group; i++) {
             clear_state(state_at(k->w, k->row0 + r, k->kv_head * k->w->group + i, which), k->w->a->d);
         }
     }
+    bool alike = true; /* all rows have seen every chunk */
     for (int i = 0; i < k->head->n_spans; i++) {
         const krn_span *s = &k->head->spans[i];
         for (int start = 0; start < s->rows; start += ATTN_CHUNK) {
-            run_chunk(k, s, start, s->rows - start < ATTN_CHUNK ? s->rows - start : ATTN_CHUNK);
+            alike = alike && (s->visible_to_all || k->lowest - s->first_position >= start);
+            if (alike && k->met_by_all++ % LANES != lane) {
+                continue;
+            }
+            run_chunk(k, s, start, s->rows - start < ATTN_CHUNK ? s->rows - start : ATTN_CHUNK, alike);
         }
     }
 }
