@@ -23,9 +23,8 @@ status krn_rows_open(int64_t max_rows, int64_t max_cols, krn_rows **out, err *e)
     r->max_blocks = max_blocks;
     r->forms = KRN_ROWS_FLOAT | KRN_ROWS_CODES;
     r->x = base_alloc((size_t)cells * sizeof *r->x);
-    r->codes = base_alloc((size_t)cells);
-    r->scales = base_alloc((size_t)cells / ACT_BLOCK * sizeof *r->scales);
-    if (r->x == NULL || r->codes == NULL || r->scales == NULL) {
+    r->coded = base_alloc((size_t)cells / ACT_BLOCK * sizeof *r->coded);
+    if (r->x == NULL || r->coded == NULL) {
         krn_rows_close(r);
         return FAIL(e, ST_ERR_MEMORY, "no memory for %lld activations", (long long)cells);
     }
@@ -37,8 +36,7 @@ void krn_rows_close(krn_rows *r)
 {
     if (r != NULL) {
         base_free(r->x);
-        base_free(r->codes);
-        base_free(r->scales);
+        base_free(r->coded);
         base_free(r);
     }
 }
@@ -68,7 +66,7 @@ static void load_task(void *ctx, int task)
             memcpy(r->x + t * r->cols, x, (size_t)r->cols * sizeof *x);
         }
         if ((r->forms & KRN_ROWS_CODES) != 0) {
-            w->ops->quantize(x, r->cols, r->codes + t * r->blocks * ACT_BLOCK, r->scales + t * r->blocks);
+            w->ops->quantize(x, r->cols, rows_blocks(r, t), rows_group_size(r, t));
         }
     }
 }

@@ -157,14 +157,22 @@ static const product_ops *product_ops_current(void)
     return tables[krn_isa_current()];
 }
 
+/* Four tasks a thread, so that threads end together though one is disturbed, but not below some 8 KB of weights times
+ * rows (about a microsecond), where claiming a task would show. */
+static int64_t share_of_panels(const krn_matrix *m, int64_t n, int threads)
+{
+    int64_t share = m->panels / (4 * (int64_t)threads);
+    int64_t least = 8192 / (PANEL_ROWS * m->raw_row_bytes) / n + 1;
+    return share > least ? share : least;
+}
+
 void krn_matmul(krn_pool *pool, const krn_matrix *m, const krn_rows *r, float *y, int64_t y_stride)
 {
     REQUIRE(r->n == 0 || (r->cols == m->cols && (r->forms & krn_matrix_reads(m)) != 0));
     if (r->n == 0) {
         return;
     }
-    /* Some 64 KB of weights a task for one row, fewer for many rows, so that threads finish together. */
-    int64_t panels_per_task = 65536 / (m->panel_bytes + 1) / r->n + 1;
+    int64_t panels_per_task = share_of_panels(m, r->n, krn_pool_threads(pool));
     product_work w = {m, r, product_ops_current(), y, y_stride, panels_per_task};
     krn_pool_run(pool, product_task, &w, (int)((m->panels + panels_per_task - 1) / panels_per_task));
 }

@@ -86,10 +86,25 @@ struct krn_rows {
     int64_t max_rows, max_cols, max_blocks;
     int64_t n, cols, blocks;
     unsigned forms;
-    float *x;          /* [n][cols] */
-    int8_t *codes;     /* [n][blocks * 32] */
-    act_block *scales; /* [n][blocks] */
+    float *x;         /* [n][cols] */
+    act_block *coded; /* see rows_block */
 };
+
+/* Rows are coded in groups of as many as one pass over a panel takes, block by block: [group][block][row of the group].
+ * A pass then walks straight ahead, with its rows at fixed distances. The last group has the rows that are left. */
+enum { ROWS_GROUP = 12 };
+
+static inline int64_t rows_group_size(const krn_rows *r, int64_t t)
+{
+    int64_t left = r->n - t / ROWS_GROUP * ROWS_GROUP;
+    return left < ROWS_GROUP ? left : ROWS_GROUP;
+}
+
+/* First block of row t; block b follows at b * rows_group_size. */
+static inline act_block *rows_blocks(const krn_rows *r, int64_t t)
+{
+    return r->coded + t / ROWS_GROUP * ROWS_GROUP * r->blocks + t % ROWS_GROUP;
+}
 
 /* One panel times all rows: y[t * y_stride + r] for r < lanes. `add` goes on from what y holds (same bits as one sum). */
 typedef struct product_out {

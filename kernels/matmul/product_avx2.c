@@ -151,7 +151,6 @@ INLINE __m256 add_block(panel_codes codes_kind,
         int zero_shift,
         const scale_lanes *s,
         const __m256i quad[8],
-        const int8_t *codes,
         const act_block *a,
         __m256 y)
 {
@@ -159,12 +158,12 @@ INLINE __m256 add_block(panel_codes codes_kind,
     if (kind == SCALES_HALVES) {
         __m256i low = _mm256_slli_epi32(_mm256_set1_epi32(a->minus_low), zero_shift);
         __m256i high = _mm256_slli_epi32(_mm256_set1_epi32(a->minus_high), zero_shift);
-        low = _mm256_add_epi32(low, dot(codes_kind, quad, codes, 4));
-        high = _mm256_add_epi32(high, dot(codes_kind, quad + 4, codes + 16, 4));
+        low = _mm256_add_epi32(low, dot(codes_kind, quad, a->code, 4));
+        high = _mm256_add_epi32(high, dot(codes_kind, quad + 4, a->code + 16, 4));
         __m256 low_sum = _mm256_mul_ps(s->low, _mm256_cvtepi32_ps(low));
         return _mm256_fmadd_ps(scale, _mm256_fmadd_ps(s->high, _mm256_cvtepi32_ps(high), low_sum), y);
     }
-    __m256i sum = dot(codes_kind, quad, codes, 8);
+    __m256i sum = dot(codes_kind, quad, a->code, 8);
     if (kind == SCALES_PLAIN && codes_kind != CODES_8) {
         sum = _mm256_add_epi32(sum, _mm256_slli_epi32(_mm256_set1_epi32(a->minus_all), zero_shift));
     }
@@ -190,23 +189,20 @@ INLINE void integer_rows(const integer_work *w,
         int64_t first,
         int n)
 {
-    const krn_rows *rows = w->rows;
-    const int8_t *codes = rows->codes + first * w->blocks * ACT_BLOCK;
-    const act_block *acts = rows->scales + first * w->blocks;
+    const act_block *acts = rows_blocks(w->rows, first);
+    int64_t stride = rows_group_size(w->rows, first);
     __m256 y[ROWS_MAX];
 #pragma GCC unroll 16
     for (int t = 0; t < n; t++) {
         y[t] = _mm256_setzero_ps();
     }
-    for (int64_t b = 0; b < w->blocks; b++) {
+    for (int64_t b = 0; b < w->blocks; b++, acts += stride) {
         __m256i quad[8];
         unpack(codes_kind, w->codes + b * panel_code_bytes(codes_kind), half, quad);
         scale_lanes s = scales_of(scales_kind, w->scales, b, half);
 #pragma GCC unroll 16
         for (int t = 0; t < n; t++) {
-            int64_t at = t * w->blocks + b;
-            const int8_t *row_codes = codes + at * ACT_BLOCK;
-            y[t] = add_block(codes_kind, scales_kind, zero_shift, &s, quad, row_codes, &acts[at], y[t]);
+            y[t] = add_block(codes_kind, scales_kind, zero_shift, &s, quad, acts + t, y[t]);
         }
     }
 #pragma GCC unroll 16

@@ -9,7 +9,9 @@
 #include <immintrin.h>
 #include <string.h>
 
-enum { ROWS_MAX = 12 }; /* accumulators; with 8 weights, scales and temporaries 32 registers are full */
+enum {
+    ROWS_MAX = ROWS_GROUP
+}; /* accumulators; with 8 weights, scales and temporaries 32 registers are full */
 
 #define INLINE static inline __attribute__((always_inline))
 
@@ -116,7 +118,6 @@ INLINE __m512 add_block(panel_scales kind,
         int zero_shift,
         const scale_lanes *s,
         const __m512i quad[8],
-        const int8_t *codes,
         const act_block *a,
         __m512 y)
 {
@@ -124,8 +125,8 @@ INLINE __m512 add_block(panel_scales kind,
     if (kind == SCALES_HALVES) {
         __m512i low = _mm512_slli_epi32(_mm512_set1_epi32(a->minus_low), (unsigned)zero_shift);
         __m512i high = _mm512_slli_epi32(_mm512_set1_epi32(a->minus_high), (unsigned)zero_shift);
-        __m512 low_sum = _mm512_cvtepi32_ps(dot(low, quad, codes, 4));
-        __m512 high_sum = _mm512_cvtepi32_ps(dot(high, quad + 4, codes + 16, 4));
+        __m512 low_sum = _mm512_cvtepi32_ps(dot(low, quad, a->code, 4));
+        __m512 high_sum = _mm512_cvtepi32_ps(dot(high, quad + 4, a->code + 16, 4));
         __m512 sum = _mm512_fmadd_ps(s->high, high_sum, _mm512_mul_ps(s->low, low_sum));
         return _mm512_fmadd_ps(scale, sum, y);
     }
@@ -133,7 +134,7 @@ INLINE __m512 add_block(panel_scales kind,
     if (kind == SCALES_PLAIN) {
         start = _mm512_slli_epi32(_mm512_set1_epi32(a->minus_all), (unsigned)zero_shift);
     }
-    y = _mm512_fmadd_ps(scale, _mm512_cvtepi32_ps(dot(start, quad, codes, 8)), y);
+    y = _mm512_fmadd_ps(scale, _mm512_cvtepi32_ps(dot(start, quad, a->code, 8)), y);
     if (kind == SCALES_AFFINE || kind == SCALES_GROUPS) {
         y = _mm512_fmadd_ps(s->min, _mm512_set1_ps(a->sum), y);
     }
@@ -157,15 +158,14 @@ INLINE void integer_rows(const integer_work *w,
         int64_t first,
         int n)
 {
-    const krn_rows *rows = w->rows;
-    const int8_t *codes = rows->codes + first * w->blocks * ACT_BLOCK;
-    const act_block *acts = rows->scales + first * w->blocks;
+    const act_block *acts = rows_blocks(w->rows, first);
+    int64_t stride = rows_group_size(w->rows, first);
     __m512 y[ROWS_MAX];
 #pragma GCC unroll 16
     for (int t = 0; t < n; t++) {
         y[t] = _mm512_setzero_ps();
     }
-    for (int64_t b = 0; b < w->blocks; b++) {
+    for (int64_t b = 0; b < w->blocks; b++, acts += stride) {
         __m512i quad[8];
         unpack(codes_kind, w->codes + b * panel_code_bytes(codes_kind), quad);
         scale_lanes s = scales_of(scales_kind, w->scales, b);
@@ -177,8 +177,7 @@ INLINE void integer_rows(const integer_work *w,
         }
 #pragma GCC unroll 16
         for (int t = 0; t < n; t++) {
-            int64_t at = t * w->blocks + b;
-            y[t] = add_block(scales_kind, zero_shift, &s, quad, codes + at * ACT_BLOCK, &acts[at], y[t]);
+            y[t] = add_block(scales_kind, zero_shift, &s, quad, acts + t, y[t]);
         }
     }
     __mmask16 lanes = (__mmask16)((1u << w->out.lanes) - 1);

@@ -68,23 +68,22 @@ static int32_t dot16(const uint8_t *codes, const int8_t *x)
     return sum;
 }
 
-static float add_block(
-        const panel_form *form, row_scale s, const uint8_t *codes, const int8_t *x, act_block a, float y)
+static float add_block(const panel_form *form, row_scale s, const uint8_t *codes, const act_block *a, float y)
 {
-    int32_t low = dot16(codes, x);
-    int32_t high = dot16(codes + 16, x + 16);
+    int32_t low = dot16(codes, a->code);
+    int32_t high = dot16(codes + 16, a->code + 16);
     int32_t zero = 1 << form->zero_shift;
     switch (form->scales) {
     case SCALES_PLAIN:
-        return fmaf(s.scale * a.scale, (float)(low + high + zero * a.minus_all), y);
+        return fmaf(s.scale * a->scale, (float)(low + high + zero * a->minus_all), y);
     case SCALES_AFFINE:
     case SCALES_GROUPS:
-        y = fmaf(s.scale * a.scale, (float)(low + high), y);
-        return fmaf(s.min, a.sum, y);
+        y = fmaf(s.scale * a->scale, (float)(low + high), y);
+        return fmaf(s.min, a->sum, y);
     case SCALES_HALVES:
-        low += zero * a.minus_low;
-        high += zero * a.minus_high;
-        return fmaf(s.scale * a.scale, s.low * (float)low + s.high * (float)high, y);
+        low += zero * a->minus_low;
+        high += zero * a->minus_high;
+        return fmaf(s.scale * a->scale, s.low * (float)low + s.high * (float)high, y);
     }
     return y;
 }
@@ -99,10 +98,9 @@ static void integer(const integer_work *w)
         for (int row = 0; row < w->out.lanes; row++) {
             row_scale s = scale_of(w->form, w->scales, b, row);
             for (int64_t t = 0; t < rows->n; t++) {
-                const int8_t *x = rows->codes + (t * rows->blocks + b) * ACT_BLOCK;
+                const act_block *a = rows_blocks(rows, t) + b * rows_group_size(rows, t);
                 float *y = w->out.y + t * w->out.y_stride + row;
-                *y = add_block(
-                        w->form, s, codes[row], x, rows->scales[t * rows->blocks + b], b == 0 ? 0.0f : *y);
+                *y = add_block(w->form, s, codes[row], a, b == 0 ? 0.0f : *y);
             }
         }
     }

@@ -6,10 +6,11 @@
 
 enum { ACT_BLOCK = 32 };
 
-/* What a product needs to know about 32 activation codes beside the codes: value = scale * code, |code| <= 127.
- * Sums are stored negated: a product
- * starts from minus_all << zero_shift, so that the zero point of the weights costs one shift. */
+/* 32 activations as a product reads them: value = scale * code. The sums are stored negated: a product starts from
+ * minus_all << zero_shift, so that the zero point of the weights costs one shift. Codes and what belongs to them lie
+ * together, so that one pointer leads a product through a row. */
 typedef struct act_block {
+    int8_t code[ACT_BLOCK]; /* -127 .. 127 */
     float scale;
     float sum;          /* scale * sum of the codes: what a constant offset of the weights multiplies */
     int32_t minus_low;  /* - sum of codes 0..15 */
@@ -27,8 +28,8 @@ typedef struct row_ops {
     double (*sum_of_exp)(const float *x, float shift, int64_t count); /* sum of e^(x - shift) */
     void (*rotate_adjacent)(const float *cos_sin, float *x, int pairs);
     void (*rotate_halves)(const float *cos_sin, float *x, int pairs);
-    /* Blocks of 32, the last filled up with zeros: codes [ceil(cols / 32)][32], blocks [ceil(cols / 32)]. */
-    void (*quantize)(const float *x, int64_t cols, int8_t *codes, act_block *blocks);
+    /* ceil(cols / 32) blocks, the last filled up with zeros, to blocks[0], blocks[stride], ... */
+    void (*quantize)(const float *x, int64_t cols, act_block *blocks, int64_t stride);
 } row_ops;
 
 extern const row_ops row_ops_scalar;

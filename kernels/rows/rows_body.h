@@ -206,48 +206,53 @@ static void rotate_halves(const float *cos_sin, float *x, int pairs)
 }
 
 /* Greatest magnitude as float bits: as integers they order as the numbers do, with infinity and NaN on top. */
-static int32_t greatest_bits(const lanes v[2])
+static float greatest_of(const float x[ACT_BLOCK])
 {
-    lanes_i32 a = LANES_BITS(v[0]) & 0x7fffffff;
-    lanes_i32 b = LANES_BITS(v[1]) & 0x7fffffff;
-    lanes_i32 more = a > b;
-    int32_t part[LANES];
-    a = (more & a) | (~more & b);
-    memcpy(part, &a, sizeof part);
-    for (int half = LANES / 2; half > 0; half /= 2) {
-        for (int i = 0; i < half; i++) {
-            part[i] = part[i] > part[i + half] ? part[i] : part[i + half];
-        }
+    int32_t bits[ACT_BLOCK];
+    int32_t greatest = 0;
+    float value;
+    memcpy(bits, x, sizeof bits);
+    for (int i = 0; i < ACT_BLOCK; i++) {
+        int32_t size = bits[i] & 0x7fffffff;
+        greatest = greatest > size ? greatest : size;
     }
-    return part[0];
+    memcpy(&value, &greatest, sizeof value);
+    return value;
 }
 
-/* Nearest code (ties to even) and its sum; see act_block. */
-static void quantize_block(const lanes v[2], int8_t *codes, act_block *block)
+static int32_t sum_of_codes(const lanes_i32 *code)
+{
+    int32_t part[LANES];
+    int32_t sum = 0;
+    memcpy(part, code, sizeof part);
+    for (int i = 0; i < LANES; i++) {
+        sum += part[i];
+    }
+    return sum;
+}
+
+/* Nearest codes, ties to even; see act_block. */
+static void quantize_block(const float x[ACT_BLOCK], act_block *block)
 {
     const float tiny = 1e-30f; /* 127 / tiny is still finite; smaller blocks count as zero */
     const float to_integer = 12582912.0f;
     typedef int8_t lanes_i8 __attribute__((vector_size(LANES)));
-    int32_t bits = greatest_bits(v);
-    float greatest;
-    memcpy(&greatest, &bits, sizeof greatest);
+    float greatest = greatest_of(x);
     if (!(greatest >= tiny) || isinf(greatest)) {
         float scale = greatest < tiny ? 0.0f : NAN;
-        memset(codes, 0, ACT_BLOCK);
         *block = (act_block){.scale = scale, .sum = scale};
         return;
     }
     float inverse = 127.0f / greatest;
     int32_t sum[2];
     for (int half = 0; half < 2; half++) {
-        lanes shifted = v[half] * LANES_OF(inverse) + LANES_OF(to_integer);
+        lanes v;
+        lanes_load(&v, x + half * LANES);
+        lanes shifted = v * LANES_OF(inverse) + LANES_OF(to_integer);
         lanes_i32 code = LANES_BITS(shifted) - LANES_BITS(LANES_OF(to_integer));
         lanes_i8 bytes = __builtin_convertvector(code, lanes_i8);
-        memcpy(codes + half * LANES, &bytes, sizeof bytes);
-        sum[half] = 0;
-        for (int i = 0; i < LANES; i++) {
-            sum[half] += code[i];
-        }
+        memcpy(block->code + half * LANES, &bytes, sizeof bytes);
+        sum[half] = sum_of_codes(&code);
     }
     block->scale = greatest / 127.0f;
     block->sum = block->scale * (float)(sum[0] + sum[1]);
@@ -256,17 +261,16 @@ static void quantize_block(const lanes v[2], int8_t *codes, act_block *block)
     block->minus_all = -(sum[0] + sum[1]);
 }
 
-static void quantize(const float *x, int64_t cols, int8_t *codes, act_block *blocks)
+static void quantize(const float *x, int64_t cols, act_block *blocks, int64_t stride)
 {
-    for (int64_t i = 0; i < cols; i += ACT_BLOCK) {
-        lanes v[2];
-        load_up_to(&v[0], x + i, cols - i, 0.0f);
-        if (cols - i > LANES) {
-            load_up_to(&v[1], x + i + LANES, cols - i - LANES, 0.0f);
-        } else {
-            v[1] = LANES_OF(0.0f);
-        }
-        quantize_block(v, codes + i, &blocks[i / ACT_BLOCK]);
+    int64_t i = 0;
+    for (; cols - i >= ACT_BLOCK; i += ACT_BLOCK, blocks += stride) {
+        quantize_block(x + i, blocks);
+    }
+    if (i < cols) {
+        float last[ACT_BLOCK] = {0};
+        memcpy(last, x + i, (size_t)(cols - i) * sizeof *x);
+        quantize_block(last, blocks);
     }
 }
 

@@ -10,6 +10,7 @@
  */
 #include "kernels/kernels.h"
 
+#include <immintrin.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -57,12 +58,16 @@ typedef struct read_work {
     _Atomic uint64_t sum;
 } read_work;
 
+enum { PREFETCH_AHEAD_WORDS = 512 }; /* a page: the hardware's prefetchers stop at its end */
+
 static void read_task(void *ctx, int task)
 {
     read_work *w = ctx;
     const uint64_t *p = w->data + (size_t)task * w->words_per_task;
     uint64_t sum[16] = {0};
     for (size_t i = 0; i < w->words_per_task; i += 16) {
+        __builtin_prefetch(p + i + PREFETCH_AHEAD_WORDS);
+        __builtin_prefetch(p + i + PREFETCH_AHEAD_WORDS + 8);
         for (size_t k = 0; k < 16; k++) {
             sum[k] += p[i + k];
         }
@@ -88,6 +93,164 @@ static void bench_read(krn_pool *pool, int repeats)
     printf("%-24s %8.1f GB/s (%.1f to %.1f), 96 MiB read in turn\n", "roof: read", gigabytes[repeats / 2],
             gigabytes[0], gigabytes[repeats - 1]);
     base_free(data);
+}
+
+/* Multiply-adds on registers alone, in as many chains as hide their latency. */
+typedef struct compute_work {
+    int64_t rounds;
+    _Atomic int32_t kept; /* a use for the result */
+} compute_work;
+
+enum { CHAINS = 12 };
+
+__attribute__((target("avx512f,avx512vnni"))) static void vnni_task(void *ctx, int task)
+{
+    compute_work *w = ctx;
+    __m512i sum[CHAINS];
+    __m512i a = _mm512_set1_epi8(1);
+    for (int k = 0; k < CHAINS; k++) {
+        sum[k] = _mm512_set1_epi32(task + k);
+    }
+    for (int64_t i = 0; i < w->rounds; i++) {
+#pragma GCC unroll 16
+        for (int k = 0; k < CHAINS; k++) {
+            sum[k] = _mm512_dpbusd_epi32(sum[k], a, a);
+        }
+    }
+    for (int k = 1; k < CHAINS; k++) {
+        sum[0] = _mm512_xor_si512(sum[0], sum[k]);
+    }
+    w->kept += _mm512_reduce_add_epi32(sum[0]) & 1;
+}
+
+__attribute__((target("avx512f"))) static void fma_task(void *ctx, int task)
+{
+    compute_work *w = ctx;
+    __m512 sum[CHAINS];
+    __m512 a = _mm512_set1_ps(0.5f);
+    for (int k = 0; k < CHAINS; k++) {
+        sum[k] = _mm512_set1_ps((float)(task + k));
+    }
+    for (int64_t i = 0; i < w->rounds; i++) {
+#pragma GCC unroll 16
+        for (int k = 0; k < CHAINS; k++) {
+            sum[k] = _mm512_fmadd_ps(sum[k], a, a);
+        }
+    }
+    for (int k = 1; k < CHAINS; k++) {
+        sum[0] = _mm512_add_ps(sum[0], sum[k]);
+    }
+    w->kept += _mm512_reduce_add_ps(sum[0]) > 1.0f;
+}
+
+static void bench_compute(
+        krn_pool *pool, int repeats, const char *what, void (*task)(void *, int), int mac_per_op)
+{
+    double rate[REPEATS_MAX];
+    if (krn_isa_best() != KRN_ISA_AVX512) {
+        return;
+    }
+    for (int i = 0; i < repeats; i++) {
+        compute_work w = {200000, 0};
+        int tasks = krn_pool_threads(pool);
+        double start = now_s();
+        krn_pool_run(pool, task, &w, tasks);
+        rate[i] = (double)(w.rounds * CHAINS * mac_per_op) * tasks / (now_s() - start) * 1e-9;
+    }
+    qsort(rate, (size_t)repeats, sizeof *rate, by_value);
+    printf("%-24s %8.1f GMAC/s (%.1f to %.1f)\n", what, rate[repeats / 2], rate[0], rate[repeats - 1]);
+}
+
+static void nothing(void *ctx, int task)
+{
+    (void)ctx;
+    (void)task;
+}
+
+/* What starting a call costs when the workers are awake. */
+static void bench_call(krn_pool *pool, int repeats)
+{
+    enum { CALLS = 2000 };
+    double us[REPEATS_MAX];
+    for (int i = 0; i < repeats; i++) {
+        double start = now_s();
+        for (int k = 0; k < CALLS; k++) {
+            krn_pool_run(pool, nothing, NULL, 2 * krn_pool_threads(pool));
+        }
+        us[i] = (now_s() - start) * 1e6 / CALLS;
+    }
+    qsort(us, (size_t)repeats, sizeof *us, by_value);
+    printf("%-24s %8.2f us (%.2f to %.2f)\n", "an empty call", us[repeats / 2], us[0], us[repeats - 1]);
+}
+
+/* ---- row operations, one thread, 64 rows of 1536 ---- */
+
+enum { ROW_COLS = 1536, ROW_N = 64, ROW_COUNT = ROW_COLS * ROW_N };
+
+typedef struct row_data {
+    float *x, *y, *w;
+    krn_rows *rows;
+} row_data;
+
+static void row_rmsnorm(row_data *d)
+{
+    krn_rmsnorm(d->x, d->w, 1e-5f, d->y, ROW_N, ROW_COLS);
+}
+
+static void row_swiglu(row_data *d)
+{
+    krn_swiglu(d->x, d->w, d->y, ROW_COUNT);
+}
+
+static void row_gelu(row_data *d)
+{
+    krn_gelu(d->y, ROW_COUNT);
+}
+
+static void row_argmax(row_data *d)
+{
+    d->w[0] += (float)krn_argmax(d->x, ROW_COUNT) * 1e-9f;
+}
+
+static void row_log_softmax(row_data *d)
+{
+    krn_log_softmax(d->x, d->y, ROW_COUNT);
+}
+
+static void row_codes(row_data *d)
+{
+    krn_rows_keep(d->rows, KRN_ROWS_CODES);
+    krn_rows_load(NULL, d->rows, d->x, ROW_COLS, ROW_N, ROW_COLS);
+}
+
+static void bench_rows(int repeats)
+{
+    static const struct {
+        const char *name;
+        void (*run)(row_data *);
+    } ops[] = {{"rmsnorm", row_rmsnorm}, {"swiglu", row_swiglu}, {"gelu", row_gelu}, {"argmax", row_argmax},
+            {"log_softmax", row_log_softmax}, {"8-bit codes", row_codes}};
+    row_data d = {filled(ROW_COUNT * 4), filled(ROW_COUNT * 4), filled(ROW_COUNT * 4), NULL};
+    REQUIRE(krn_rows_open(ROW_N, ROW_COLS, &d.rows, NULL) == ST_OK);
+    for (int i = 0; i < ROW_COUNT; i++) {
+        d.x[i] = (float)(i * 7919 % 2003) / 200.0f - 5.0f;
+        d.w[i] = 1.0f;
+    }
+    for (size_t k = 0; k < sizeof ops / sizeof ops[0]; k++) {
+        double ns[REPEATS_MAX];
+        for (int i = 0; i < repeats; i++) {
+            double start = now_s();
+            ops[k].run(&d);
+            ns[i] = (now_s() - start) * 1e9 / ROW_COUNT;
+        }
+        qsort(ns, (size_t)repeats, sizeof *ns, by_value);
+        printf("%-24s %8.3f ns an element (%.3f to %.3f)\n", ops[k].name, ns[repeats / 2], ns[0],
+                ns[repeats - 1]);
+    }
+    krn_rows_close(d.rows);
+    base_free(d.x);
+    base_free(d.y);
+    base_free(d.w);
 }
 
 /* ---- products ---- */
@@ -220,6 +383,10 @@ int main(int argc, char **argv)
     printf("%s, %d threads, median of %d (least to most)\n", krn_numeric_abi(), krn_pool_threads(pool),
             o.repeats);
     bench_read(pool, o.repeats);
+    bench_compute(pool, o.repeats, "roof: vpdpbusd", vnni_task, 64);
+    bench_compute(pool, o.repeats, "roof: float fma", fma_task, 16);
+    bench_call(pool, o.repeats);
+    bench_rows(o.repeats);
     for (int k = 0; k < o.n_count; k++) {
         for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
             bool wanted = o.type == NULL || strcmp(o.type, krn_type_name(shapes[i].type)) == 0;
