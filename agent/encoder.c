@@ -159,6 +159,21 @@ static status load_layer(encoder *n, int index, encoder_layer *layer, err *e)
     return load_norm(n, prefix, "output.LayerNorm", &layer->after_ffn, e);
 }
 
+/* The forms of activations that the layers' products read. */
+static unsigned forms_read(const encoder *n)
+{
+    unsigned forms = 0;
+    for (int i = 0; i < n->config.layers; i++) {
+        const encoder_layer *layer = &n->layers[i];
+        const krn_matrix *const all[] = {layer->q, layer->k, layer->v, layer->attention_out.matrix,
+                layer->up.matrix, layer->down.matrix};
+        for (size_t m = 0; m < sizeof all / sizeof all[0]; m++) {
+            forms |= krn_matrix_reads(all[m]);
+        }
+    }
+    return forms;
+}
+
 static status open_scratch(encoder *n, err *e)
 {
     size_t width = (size_t)n->config.width, ffn = (size_t)n->config.ffn;
@@ -170,7 +185,9 @@ static status open_scratch(encoder *n, err *e)
     if (n->x == NULL || n->y == NULL || n->qkv == NULL || n->ffn == NULL || n->keys == NULL) {
         return no_memory(n, e);
     }
-    return krn_rows_open(ENCODER_ROWS_MAX, (int64_t)(width > ffn ? width : ffn), &n->rows, e);
+    TRY(krn_rows_open(ENCODER_ROWS_MAX, (int64_t)(width > ffn ? width : ffn), &n->rows, e));
+    krn_rows_keep(n->rows, forms_read(n));
+    return ST_OK;
 }
 
 /* Over everything that changes an embedding: weights, configuration, vocabulary, and this file's own version. */
