@@ -177,6 +177,11 @@ static void test_swapped_values_are_noticed(void **state)
     assert_int_equal(util_expect(s, STORE_COLUMN, "s", 1, "aaaa", 4), ST_OK);
     assert_int_equal(pwrite(s->blobs.fd, b, sizeof b, pb.at[0]), sizeof b);
     assert_int_equal(util_check(s), 0);
+    /* Even when the payload is the same: it says itself what it belongs to. */
+    assert_int_equal(util_put(s, STORE_COLUMN, "s", 3, "aaaa", 4), ST_OK);
+    places pc = find_records("blobs/data.mdb", ROLE_PAYLOAD, STORE_COLUMN, 3);
+    assert_int_equal(pwrite(s->blobs.fd, a, sizeof a, pc.at[0]), sizeof a);
+    assert_int_equal(util_expect(s, STORE_COLUMN, "s", 3, "aaaa", 4), ST_ERR_CORRUPT);
     store_close(s);
 }
 

@@ -239,6 +239,8 @@ static void merges_never_make_a_special_token(void **state)
     assert_string_equal(e.text, "U+0064 at character 3 cannot be encoded by this model");
     assert_int_equal(tokenizer_check(t, "ab c", 4, &e), ST_OK);
     assert_int_equal(tokenizer_check(t, "\xff", 1, &e), ST_ERR_UNENCODABLE);
+    assert_int_equal(tokenizer_encode(t, "abbc\n", 5, true, &ids, &e),
+            ST_ERR_UNENCODABLE); /* behind a special token */
     assert_int_equal(ids.n, 5);
     token_list_free(&ids);
     tokenizer_close(t);

@@ -21,7 +21,9 @@ static void expect(
     ASSERT_OK(wordpiece_encode(w, text, bytes, max_ids, &got, &e));
     bool same = got.n == n && memcmp(got.ids, ids, n * sizeof *ids) == 0;
     if (!same) {
-        fail_msg("'%s': %zu ids, expected %zu", text, got.n, n);
+        fail_msg("'%s' (%02x%02x%02x%02x): %zu ids, expected %zu", text, (uint8_t)text[0],
+                bytes > 1 ? (uint8_t)text[1] : 0, bytes > 2 ? (uint8_t)text[2] : 0,
+                bytes > 3 ? (uint8_t)text[3] : 0, got.n, n);
     }
     token_list_free(&got);
 }
@@ -66,6 +68,45 @@ static void splits_words(void **state)
     wordpiece_close(w);
 }
 
+/* Every code point between two letters, as the reference takes it: runs of equal kind from wordpiece_goldens.py. */
+static void knows_every_character(void **state)
+{
+    static const char letters[] = "[CLS]\n[SEP]\n[UNK]\na\nb\n##b\n";
+    static const char *const kinds[] = {
+            "dropped", "plain", "space", "apart"}; /* a##b, [UNK], a b, a [UNK] b */
+    static const int32_t ids[][5] = {{0, 3, 5, 1}, {0, 2, 1}, {0, 3, 4, 1}, {0, 3, 2, 4, 1}};
+    static const size_t n_ids[] = {4, 3, 4, 5};
+    wordpiece *w = NULL;
+    err e;
+    (void)state;
+    ASSERT_OK(wordpiece_build(letters, sizeof letters - 1, "letters", &w, &e));
+    cJSON *runs = read_json(DATA "tokenizer/wordpiece_kinds.json");
+    uint32_t c = 0x80;
+    const cJSON *run;
+    cJSON_ArrayForEach(run, runs)
+    {
+        size_t kind = 0;
+        while (strcmp(kinds[kind], text_member(run, "kind")) != 0) {
+            assert_true(++kind < 4);
+        }
+        for (uint32_t end = c + (uint32_t)member(run, "n")->valueint; c < end; c++) {
+            char text[8] = "a";
+            size_t n = c < 0x800 ? 2 : c < 0x10000 ? 3 : 4;
+            for (size_t i = n; i-- > 1;) {
+                text[1 + i] = (char)(0x80 | (c >> 6 * (n - 1 - i) & 0x3f));
+            }
+            text[1] = (char)((0xf00u >> n & 0xf0) | c >> 6 * (n - 1));
+            text[1 + n] = 'b';
+            if (c < 0xd800 || c > 0xdfff) {
+                expect(w, text, n + 2, 16, ids[kind], n_ids[kind]);
+            }
+        }
+    }
+    assert_int_equal(c, 0x110000);
+    cJSON_Delete(runs);
+    wordpiece_close(w);
+}
+
 static void takes_special_tokens_as_written(void **state)
 {
     wordpiece *w = open_small();
@@ -88,6 +129,7 @@ static void cuts_at_the_maximum(void **state)
     expect(w, "unable ab", 9, 2, (const int32_t[]){2, 3}, 2);
     expect(w, "unable ab", 9, 3, (const int32_t[]){2, 5, 3}, 3);
     expect(w, "unable ab", 9, 6, (const int32_t[]){2, 5, 6, 7, 8, 3}, 6);
+    expect(w, "un[MASK]", 8, 3, (const int32_t[]){2, 5, 3}, 3);
     expect(w, "[SEP][SEP]", 10, 3, (const int32_t[]){2, 3, 3}, 3);
     assert_int_equal(wordpiece_encode(w, "ab", 2, 1, &got, &e), ST_ERR_ARG);
     assert_int_equal(got.n, 0);
@@ -162,6 +204,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
             cmocka_unit_test(splits_words),
+            cmocka_unit_test(knows_every_character),
             cmocka_unit_test(takes_special_tokens_as_written),
             cmocka_unit_test(cuts_at_the_maximum),
             cmocka_unit_test(knows_words_of_a_hundred_characters),
