@@ -28,7 +28,7 @@ static void pages_needed(const store *s, const store_batch *b, uint64_t *pages)
             continue;
         }
         const uint64_t node_bytes = 16;
-        entry_bytes += node_bytes + 2u * op->key.size + RECORD_HEADER_BYTES;
+        entry_bytes += node_bytes + (uint64_t)2 * op->key.size + RECORD_HEADER_BYTES;
         if (record_kind_is_inline((store_kind)op->key.bytes[0])) {
             entry_bytes += op->bytes;
         } else {
@@ -59,7 +59,7 @@ static status pages_in_use(store *s, uint64_t *index_pages, uint64_t *blob_pages
 
 static status check_cap(store *s, const store_batch *b, err *e)
 {
-    uint64_t needed, index_pages, blob_pages;
+    uint64_t needed, index_pages = 0, blob_pages = 0;
     pages_needed(s, b, &needed);
     if (s->cap_bytes == 0 || needed == 0) {
         return ST_OK;
@@ -82,7 +82,7 @@ void store_get_stats(store *s, store_stats *out)
             .dropped_at_open = atomic_load(&s->dropped_at_open),
             .commits = atomic_load(&s->commits)};
     store_snapshot snapshot;
-    uint64_t index_pages, blob_pages;
+    uint64_t index_pages = 0, blob_pages = 0;
     MDB_stat entries, blobs;
     (void)pthread_mutex_lock(&s->commit_lock);
     if (pages_in_use(s, &index_pages, &blob_pages, NULL) == ST_OK &&
