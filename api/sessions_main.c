@@ -16,9 +16,8 @@ static void print_json(const cJSON *done)
 
 static void print_session_line(const cJSON *s)
 {
-    (void)printf("%-24s %8lld %10lld %9lld  %s\n", client_text(s, "session"),
-            (long long)client_integer(s, "turns"), (long long)client_integer(s, "tokens"),
-            (long long)client_integer(s, "episodes"), client_text(s, "last_used"));
+    (void)printf("%-24s %8lld %10lld  %s\n", client_text(s, "session"), (long long)client_integer(s, "turns"),
+            (long long)client_integer(s, "tokens"), client_text(s, "last_used"));
 }
 
 static cJSON *list_request(const char *after)
@@ -62,7 +61,7 @@ static status list(client *c, bool json, err *e)
     char *next = NULL;
     status st = ST_OK;
     if (!json) {
-        (void)printf("%-24s %8s %10s %9s  %s\n", "SESSION", "TURNS", "TOKENS", "EPISODES", "LAST USED");
+        (void)printf("%-24s %8s %10s  %s\n", "SESSION", "TURNS", "TOKENS", "LAST USED");
     }
     do {
         st = list_page(c, json, &next, e);
