@@ -144,14 +144,14 @@ static size_t find_special(const tokenizer *t, const input *in, size_t at, size_
     if (in->marks == NULL && !in->parse_special) {
         return in->bytes;
     }
-    size_t run = at; /* end of the template run that holds `at` */
+    size_t run = at; /* a special token that starts at `at` must end by here */
     for (; at < in->bytes; at++) {
-        if (!t->special_starts[in->text[at]] || (in->marks != NULL && !in->marks[at])) {
+        if (!t->special_starts[in->text[at]]) {
             continue;
         }
         if (in->marks == NULL) {
             run = in->bytes;
-        } else if (run <= at) {
+        } else if (run <= at) { /* nothing in a message, the end of the run in the template */
             const uint8_t *end = memchr(in->marks + at, 0, in->bytes - at);
             run = end == NULL ? in->bytes : (size_t)(end - in->marks);
         }

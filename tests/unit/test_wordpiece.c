@@ -68,18 +68,18 @@ static void splits_words(void **state)
     wordpiece_close(w);
 }
 
-/* Every code point between two letters, as the reference takes it: runs of equal kind from wordpiece_goldens.py. */
+/* Every code point between two digits, as the reference takes it: runs of equal kind from wordpiece_goldens.py. */
 static void knows_every_character(void **state)
 {
-    static const char letters[] = "[CLS]\n[SEP]\n[UNK]\na\nb\n##b\n";
+    static const char digits[] = "[CLS]\n[SEP]\n[UNK]\n1\n2\n##2\n";
     static const char *const kinds[] = {
-            "dropped", "plain", "space", "apart"}; /* a##b, [UNK], a b, a [UNK] b */
+            "dropped", "plain", "space", "apart"}; /* 1##2, [UNK], 1 2, 1 [UNK] 2 */
     static const int32_t ids[][5] = {{0, 3, 5, 1}, {0, 2, 1}, {0, 3, 4, 1}, {0, 3, 2, 4, 1}};
     static const size_t n_ids[] = {4, 3, 4, 5};
     wordpiece *w = NULL;
     err e;
     (void)state;
-    ASSERT_OK(wordpiece_build(letters, sizeof letters - 1, "letters", &w, &e));
+    ASSERT_OK(wordpiece_build(digits, sizeof digits - 1, "digits", &w, &e));
     cJSON *runs = read_json(DATA "tokenizer/wordpiece_kinds.json");
     uint32_t c = 0x80;
     const cJSON *run;
@@ -90,13 +90,13 @@ static void knows_every_character(void **state)
             assert_true(++kind < 4);
         }
         for (uint32_t end = c + (uint32_t)member(run, "n")->valueint; c < end; c++) {
-            char text[8] = "a";
+            char text[8] = "1"; /* digits: nothing decomposes into them */
             size_t n = c < 0x800 ? 2 : c < 0x10000 ? 3 : 4;
             for (size_t i = n; i-- > 1;) {
                 text[1 + i] = (char)(0x80 | (c >> 6 * (n - 1 - i) & 0x3f));
             }
             text[1] = (char)((0xf00u >> n & 0xf0) | c >> 6 * (n - 1));
-            text[1 + n] = 'b';
+            text[1 + n] = '2';
             if (c < 0xd800 || c > 0xdfff) {
                 expect(w, text, n + 2, 16, ids[kind], n_ids[kind]);
             }
