@@ -121,6 +121,19 @@ typedef struct integer_work {
     product_out out;
 } integer_work;
 
+/* Asks for the bytes of the next panel that stand where block b's would if all were in one line: a row product waits for
+ * memory, and the hardware's own prefetch stops at the end of a page. Past the last panel the address is not ours; a
+ * prefetch does not fault. */
+static inline void prefetch_next_panel(
+        const integer_work *w, panel_codes codes, panel_scales scales, int64_t b)
+{
+    int64_t bytes = panel_code_bytes(codes) + panel_scale_bytes(scales, GROUP_BLOCKS) / GROUP_BLOCKS;
+    uintptr_t next = (uintptr_t)w->codes + (uintptr_t)(w->panel_bytes + b * bytes);
+    for (int64_t line = 0; line < bytes; line += 64) {
+        __builtin_prefetch((const void *)(next + (uintptr_t)line));
+    }
+}
+
 typedef struct float_work {
     krn_type type;       /* F32, F16 or BF16: of the panel */
     const void *weights; /* [cols][16] */

@@ -200,6 +200,9 @@ INLINE void integer_rows(const integer_work *w,
         __m256i quad[8];
         unpack(codes_kind, w->codes + b * panel_code_bytes(codes_kind), half, quad);
         scale_lanes s = scales_of(scales_kind, w->scales, b, half);
+        if (n == 1 && half == 0) {
+            prefetch_next_panel(w, codes_kind, scales_kind, b);
+        }
 #pragma GCC unroll 16
         for (int t = 0; t < n; t++) {
             y[t] = add_block(codes_kind, scales_kind, zero_shift, &s, quad, acts + t, y[t]);

@@ -10,8 +10,10 @@
 #include <string.h>
 
 enum {
-    ROWS_MAX = ROWS_GROUP
-}; /* accumulators; with 8 weights, scales and temporaries 32 registers are full */
+    ROWS_MAX =
+            ROWS_GROUP, /* float sums; with 8 weights, scales and a batch's integer sums 32 registers are full */
+    BATCH_MAX = 6       /* rows whose integer sums are open at once */
+};
 
 #define INLINE static inline __attribute__((always_inline))
 
@@ -101,53 +103,67 @@ INLINE scale_lanes scales_of(panel_scales kind, const uint8_t *scales, int64_t b
     return s;
 }
 
-/* acc += sum over `quads` of four weight bytes times four codes, per lane */
-INLINE __m512i dot(__m512i acc, const __m512i *quad, const int8_t *codes, int quads)
+/* sum[t] += for `quads` of four weight bytes times four codes from element `first`, per lane. Row by row within a quad:
+ * one row's chain of eight dependent additions would fill the scheduler with waiting instructions. */
+INLINE void dots(__m512i *sum, const __m512i *quad, const act_block *a, int first, int quads, int n)
 {
 #pragma GCC unroll 16
     for (int q = 0; q < quads; q++) {
-        int32_t four;
-        memcpy(&four, codes + 4 * q, sizeof four);
-        acc = _mm512_dpbusd_epi32(acc, quad[q], _mm512_set1_epi32(four));
+#pragma GCC unroll 16
+        for (int t = 0; t < n; t++) {
+            int32_t four;
+            memcpy(&four, a[t].code + first + 4 * q, sizeof four);
+            sum[t] = _mm512_dpbusd_epi32(sum[t], quad[q], _mm512_set1_epi32(four));
+        }
     }
-    return acc;
 }
 
-/* The formulas of product.h for one block of one row. */
-INLINE __m512 add_block(panel_scales kind,
+/* The formulas of product.h for one block of n rows: scales other than HALVES. */
+INLINE void add_block(panel_scales kind,
         int zero_shift,
         const scale_lanes *s,
         const __m512i quad[8],
         const act_block *a,
-        __m512 y)
+        int n,
+        __m512 *y)
 {
-    __m512 scale = _mm512_mul_ps(s->scale, _mm512_set1_ps(a->scale));
-    if (kind == SCALES_HALVES) {
-        __m512i low = _mm512_slli_epi32(_mm512_set1_epi32(a->minus_low), (unsigned)zero_shift);
-        __m512i high = _mm512_slli_epi32(_mm512_set1_epi32(a->minus_high), (unsigned)zero_shift);
-        __m512 low_sum = _mm512_cvtepi32_ps(dot(low, quad, a->code, 4));
-        __m512 high_sum = _mm512_cvtepi32_ps(dot(high, quad + 4, a->code + 16, 4));
-        __m512 sum = _mm512_fmadd_ps(s->high, high_sum, _mm512_mul_ps(s->low, low_sum));
-        return _mm512_fmadd_ps(scale, sum, y);
+    __m512i sum[BATCH_MAX];
+#pragma GCC unroll 16
+    for (int t = 0; t < n; t++) {
+        sum[t] = _mm512_setzero_si512();
+        if (kind == SCALES_PLAIN) {
+            sum[t] = _mm512_slli_epi32(_mm512_set1_epi32(a[t].minus_all), (unsigned)zero_shift);
+        }
     }
-    __m512i start = _mm512_setzero_si512();
-    if (kind == SCALES_PLAIN) {
-        start = _mm512_slli_epi32(_mm512_set1_epi32(a->minus_all), (unsigned)zero_shift);
+    dots(sum, quad, a, 0, 8, n);
+#pragma GCC unroll 16
+    for (int t = 0; t < n; t++) {
+        __m512 scale = _mm512_mul_ps(s->scale, _mm512_set1_ps(a[t].scale));
+        y[t] = _mm512_fmadd_ps(scale, _mm512_cvtepi32_ps(sum[t]), y[t]);
+        if (kind != SCALES_PLAIN) {
+            y[t] = _mm512_fmadd_ps(s->min, _mm512_set1_ps(a[t].sum), y[t]);
+        }
     }
-    y = _mm512_fmadd_ps(scale, _mm512_cvtepi32_ps(dot(start, quad, a->code, 8)), y);
-    if (kind == SCALES_AFFINE || kind == SCALES_GROUPS) {
-        y = _mm512_fmadd_ps(s->min, _mm512_set1_ps(a->sum), y);
-    }
-    return y;
 }
 
-/* Asks for the bytes of the next panel that stand where block b's would if all were in one line. Past the last panel the
- * address is not ours; a prefetch does not fault. */
-INLINE void prefetch_next_panel(const integer_work *w, int64_t block_bytes, int64_t b)
+INLINE void add_block_halves(
+        int zero_shift, const scale_lanes *s, const __m512i quad[8], const act_block *a, int n, __m512 *y)
 {
-    const char *next = (const char *)w->codes + w->panel_bytes + b * block_bytes;
-    for (int64_t line = 0; line < block_bytes; line += 64) {
-        _mm_prefetch(next + line, _MM_HINT_T0);
+    __m512i low[BATCH_MAX];
+    __m512i high[BATCH_MAX];
+#pragma GCC unroll 16
+    for (int t = 0; t < n; t++) {
+        low[t] = _mm512_slli_epi32(_mm512_set1_epi32(a[t].minus_low), (unsigned)zero_shift);
+        high[t] = _mm512_slli_epi32(_mm512_set1_epi32(a[t].minus_high), (unsigned)zero_shift);
+    }
+    dots(low, quad, a, 0, 4, n);
+    dots(high, quad + 4, a, 16, 4, n);
+#pragma GCC unroll 16
+    for (int t = 0; t < n; t++) {
+        __m512 scale = _mm512_mul_ps(s->scale, _mm512_set1_ps(a[t].scale));
+        __m512 sum = _mm512_mul_ps(s->low, _mm512_cvtepi32_ps(low[t]));
+        sum = _mm512_fmadd_ps(s->high, _mm512_cvtepi32_ps(high[t]), sum);
+        y[t] = _mm512_fmadd_ps(scale, sum, y[t]);
     }
 }
 
@@ -169,15 +185,18 @@ INLINE void integer_rows(const integer_work *w,
         __m512i quad[8];
         unpack(codes_kind, w->codes + b * panel_code_bytes(codes_kind), quad);
         scale_lanes s = scales_of(scales_kind, w->scales, b);
+        int most = scales_kind == SCALES_HALVES ? BATCH_MAX / 2 : BATCH_MAX; /* two sums a row */
         if (n <= 2) {
-            prefetch_next_panel(w,
-                    panel_code_bytes(codes_kind) +
-                            panel_scale_bytes(scales_kind, GROUP_BLOCKS) / GROUP_BLOCKS,
-                    b);
+            prefetch_next_panel(w, codes_kind, scales_kind, b);
         }
 #pragma GCC unroll 16
-        for (int t = 0; t < n; t++) {
-            y[t] = add_block(scales_kind, zero_shift, &s, quad, acts + t, y[t]);
+        for (int t = 0; t < n; t += most) {
+            int batch = n - t < most ? n - t : most;
+            if (scales_kind == SCALES_HALVES) {
+                add_block_halves(zero_shift, &s, quad, acts + t, batch, y + t);
+            } else {
+                add_block(scales_kind, zero_shift, &s, quad, acts + t, batch, y + t);
+            }
         }
     }
     __mmask16 lanes = (__mmask16)((1u << w->out.lanes) - 1);

@@ -220,15 +220,21 @@ static float greatest_of(const float x[ACT_BLOCK])
     return value;
 }
 
-static int32_t sum_of_codes(const lanes_i32 *code)
+/* Sums of two vectors of codes at once, folding eight lanes each to four, two and one. */
+static void sums_of_codes(const lanes_i32 code[2], int32_t sum[2])
 {
-    int32_t part[LANES];
-    int32_t sum = 0;
-    memcpy(part, code, sizeof part);
-    for (int i = 0; i < LANES; i++) {
-        sum += part[i];
-    }
-    return sum;
+#define FRONT 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23
+#define BACK  8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31
+#define BY_4  4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11
+#define BY_2  2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13
+#define BY_1  1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14
+    lanes_i32 s = __builtin_shufflevector(code[0], code[1], FRONT) +
+            __builtin_shufflevector(code[0], code[1], BACK);
+    s += __builtin_shufflevector(s, s, BY_4);
+    s += __builtin_shufflevector(s, s, BY_2);
+    s += __builtin_shufflevector(s, s, BY_1);
+    sum[0] = s[0];
+    sum[1] = s[8];
 }
 
 /* Nearest codes, ties to even; see act_block. */
@@ -244,16 +250,17 @@ static void quantize_block(const float x[ACT_BLOCK], act_block *block)
         return;
     }
     float inverse = 127.0f / greatest;
+    lanes_i32 code[2];
     int32_t sum[2];
     for (int half = 0; half < 2; half++) {
         lanes v;
         lanes_load(&v, x + half * LANES);
         lanes shifted = v * LANES_OF(inverse) + LANES_OF(to_integer);
-        lanes_i32 code = LANES_BITS(shifted) - LANES_BITS(LANES_OF(to_integer));
-        lanes_i8 bytes = __builtin_convertvector(code, lanes_i8);
+        code[half] = LANES_BITS(shifted) - LANES_BITS(LANES_OF(to_integer));
+        lanes_i8 bytes = __builtin_convertvector(code[half], lanes_i8);
         memcpy(block->code + half * LANES, &bytes, sizeof bytes);
-        sum[half] = sum_of_codes(&code);
     }
+    sums_of_codes(code, sum);
     block->scale = greatest / 127.0f;
     block->sum = block->scale * (float)(sum[0] + sum[1]);
     block->minus_low = -sum[0];
