@@ -23,29 +23,29 @@ static const shape shapes[] = {
         {"turboquant", 64, 3, 3},
         {"turboquant", 128, 4, 2},
         {"turboquant", 256, 1, 1},
-        {"turboquant", 128, 16, 1},
+        {"turboquant", 64, 16, 1},
         {"turboquant-k4", 64, 8, 1},
         {"turboquant-k4", 128, 1, 2},
-        {"turboquant-k4", 256, 5, 1},
+        {"turboquant-k4", 256, 2, 1},
         {"naive", 64, 3, 2},
         {"naive", 128, 2, 1},
-        {"hadamard", 256, 2, 1},
+        {"hadamard", 256, 1, 1},
         {"hadamard", 64, 1, 1},
         {"bf16", 64, 3, 1},
-        {"bf16", 128, 7, 1},
+        {"bf16", 128, 5, 1},
 };
 enum { N_SHAPES = sizeof shapes / sizeof shapes[0] };
 
 /* Every kind of span, of odd sizes, the last one causal and longer than a chunk. */
 static void add_everything(scene *s)
 {
-    static const int filled[] = {128, 1, 25, 64, 127, 16, 17, 33, 128, 49, 96, 2, 128, 128, 5, 80, 128, 31};
+    static const int filled[] = {128, 1, 25, 64, 127, 16, 17, 33, 2, 49, 96, 5, 80, 31, 7, 9};
     scene_add(s, KRN_SPAN_BF16, 64, 0, true);
     for (size_t i = 0; i < sizeof filled / sizeof filled[0]; i++) {
         scene_add(s, KRN_SPAN_PAGE, filled[i], (int)(i % SCENE_VARIANTS), true);
     }
     scene_add(s, KRN_SPAN_PAGE, 128, 0, false);
-    scene_add(s, KRN_SPAN_BF16, 300, 0, false);
+    scene_add(s, KRN_SPAN_BF16, 200, 0, false);
 }
 
 typedef struct difference {
@@ -115,19 +115,23 @@ static void soften(
 {
     int d = s->d;
     double top = -INFINITY, total = 0.0;
+    float turned[SCENE_VARIANTS][256];
+    for (int variant = 0; variant < SCENE_VARIANTS; variant++) {
+        float q[256];
+        memcpy(q, a->q + (row * a->n_q_heads + h) * d, (size_t)d * sizeof *q);
+        krn_rope_apply(a->rope, a->cos_sin + (row * a->n_variants + variant) * d, q);
+        krn_rotate(&a->heads[h / s->group].k_rotation, d, q, turned[variant]);
+    }
     for (int t = 0; t < all->rows; t++) {
         const krn_span *span = all->span[t];
-        float q[256], turned[256];
-        memcpy(q, a->q + (row * a->n_q_heads + h) * d, (size_t)d * sizeof *q);
-        krn_rope_apply(a->rope, a->cos_sin + (row * a->n_variants + span->variant) * d, q);
-        krn_rotate(&a->heads[h / s->group].k_rotation, d, q, turned);
+        const float *q = turned[span->variant];
         double dot = 0.0, kk = 0.0, most = 0.0,
                factor = (double)a->scale * (double)a->sharpness[span->variant];
         for (int c = 0; c < d; c++) {
             double k = (double)all->k[t * d + c];
-            dot += k * (double)turned[c];
+            dot += k * (double)q[c];
             kk += k * k;
-            most = fmax(most, fabs((double)turned[c]));
+            most = fmax(most, fabs((double)q[c]));
         }
         bool seen = span->visible_to_all || span->first_position + all->row[t] <= a->position[row];
         p[t] = seen ? factor * dot : -INFINITY;
@@ -182,35 +186,38 @@ static double split_error(scene *s, const krn_attend_args *a, int row, int h)
     return sqrt(squares);
 }
 
-static void check_accuracy(const shape *p, krn_isa isa)
+/* Split error of a sample of the queries. */
+static double split_rms(scene *s, const krn_attend_args *a)
 {
-    krn_pool *pool;
-    err e;
+    double squares = 0.0;
+    for (int i = 0; i < a->n_rows; i++) {
+        double one = split_error(s, a, i, i % a->n_q_heads);
+        squares += one * one / a->n_rows;
+    }
+    return sqrt(squares);
+}
+
+static void check_accuracy(const shape *p, krn_pool *pool)
+{
     scene s;
     scene_open(&s, p->codec, p->d, p->group, p->kv_heads);
     add_everything(&s);
     krn_attend_args a = scene_args(&s, 9);
     const float *exact = exact_of(&s, &a);
-    krn_isa_set(KRN_ISA_SCALAR);
-    assert_int_equal(krn_pool_open(2, &pool, &e), ST_OK);
-    scene_run(&s, pool, &a);
-    difference naive = compare(&a, exact);
-    krn_isa_set(isa);
-    scene_run(&s, pool, &a);
-    difference tuned = compare(&a, exact);
-    double split = 0.0;
-    for (int h = 0; h < a.n_q_heads; h++) {
-        double one = split_error(&s, &a, h % a.n_rows, h);
-        split += one * one / a.n_q_heads;
+    double split = split_rms(&s, &a);
+    difference plain = {0};
+    for (int isa = KRN_ISA_SCALAR; isa <= (int)krn_isa_best(); isa++) {
+        krn_isa_set((krn_isa)isa);
+        scene_run(&s, pool, &a);
+        difference r = compare(&a, exact);
+        plain = isa == KRN_ISA_SCALAR ? r : plain;
+        print_message("%-14s d %3d group %2d %-7s rms %.2e max %.2e, of the split %.2e\n", p->codec, p->d,
+                p->group, krn_isa_name((krn_isa)isa), r.rms, r.max, split);
+        assert_true(plain.max < 1e-3);
+        assert_true(r.rms <= 2.0 * plain.rms + 1.5 * split);
+        assert_true(
+                r.max <= 2.0 * plain.max + 30.0 * split); /* some queries are off by more than the mean one */
     }
-    split = sqrt(split);
-    print_message("%-14s d %3d group %2d %-7s rms %.2e max %.2e  plain rms %.2e max %.2e  split %.2e\n",
-            p->codec, p->d, p->group, krn_isa_name(isa), tuned.rms, tuned.max, naive.rms, naive.max, split);
-    assert_true(naive.max < 1e-3);
-    assert_true(tuned.rms <= 2.0 * naive.rms + 1.5 * split); /* split is of a sample of the queries */
-    assert_true(
-            tuned.max <= 2.0 * naive.max + 30.0 * split); /* some queries are off by more than the mean one */
-    krn_pool_close(pool);
     scene_close(&s);
     krn_isa_set(krn_isa_best());
 }
@@ -218,11 +225,13 @@ static void check_accuracy(const shape *p, krn_isa isa)
 static void every_version_is_close_to_the_specification(void **state)
 {
     (void)state;
+    krn_pool *pool;
+    err e;
+    assert_int_equal(krn_pool_open(2, &pool, &e), ST_OK);
     for (int i = 0; i < N_SHAPES; i++) {
-        for (int isa = KRN_ISA_SCALAR; isa <= (int)krn_isa_best(); isa++) {
-            check_accuracy(&shapes[i], (krn_isa)isa);
-        }
+        check_accuracy(&shapes[i], pool);
     }
+    krn_pool_close(pool);
 }
 
 static void assert_same_bits(const float *x, const float *y, size_t n)
@@ -262,7 +271,7 @@ static void a_row_has_the_same_bits_alone_and_in_a_block(void **state)
 {
     (void)state;
     for (int isa = KRN_ISA_SCALAR; isa <= (int)krn_isa_best(); isa++) {
-        check_bits(&shapes[0], (krn_isa)isa, 75); /* two blocks, the second with a short tail */
+        check_bits(&shapes[0], (krn_isa)isa, 67); /* two blocks, the second with a short tail */
         check_bits(&shapes[1], (krn_isa)isa, 9);
         check_bits(&shapes[2], (krn_isa)isa, 3);
         check_bits(&shapes[4], (krn_isa)isa, 20);
