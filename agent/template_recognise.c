@@ -83,7 +83,8 @@ static bool trims_content(span s)
 static span next_expression(span s)
 {
     const char *open = find(s, "{{"), *close = open == NULL ? NULL : find(from(s, open), "}}");
-    return close == NULL ? (span){.at = s.at} : (span){.at = open, .n = (size_t)(close - open)};
+    span x = {.at = open, .n = close == NULL ? 0 : (size_t)(close - open)};
+    return x;
 }
 
 /* The expression that writes an answer: it has both the content and the end token. */
@@ -153,11 +154,12 @@ static status find_default_system(span jinja, const template_part *system, base_
     static const char set[] = "set system_message = ";
     TRY(find_system_message(jinja, system, out));
     const char *p = out->size > 0 ? NULL : find(jinja, set);
-    span rest = p == NULL ? (span){.at = jinja.at} : from(jinja, p + sizeof set - 1);
-    if (rest.n > 1 && is_quote(rest.at[0])) {
-        TRY(read_literal(from(rest, rest.at + 1), rest.at[0], NULL, out));
+    if (p == NULL) {
+        return ST_OK;
     }
-    return ST_OK;
+    span rest = from(jinja, p + sizeof set - 1);
+    return rest.n > 1 && is_quote(rest.at[0]) ? read_literal(from(rest, rest.at + 1), rest.at[0], NULL, out)
+                                              : ST_OK;
 }
 
 /* ---- families ---- */
@@ -224,7 +226,7 @@ static void make_mistral(chat_template *c, span jinja)
     span answer = answer_expression(jinja);
     const char *content = find(answer, "content"), *eos = find(answer, "eos_token");
     span ahead = {.at = answer.at, .n = content == NULL ? 0 : (size_t)(content - answer.at)};
-    span behind = eos == NULL ? (span){.at = answer.at} : from(answer, eos);
+    span behind = {.at = eos, .n = eos == NULL ? 0 : from(answer, eos).n};
     bool space_ahead = has(ahead, "' '") || has(ahead, "\" \"");
     bool space_behind = has(behind, "' '") || has(behind, "\" \"");
     c->part[ROLE_USER] = (template_part){
@@ -379,7 +381,7 @@ void chat_template_close(const chat_template *c)
         base_free(c->bos);
         base_free(c->eos);
         base_free(c->default_system);
-        base_free((void *)(uintptr_t)c);
+        base_free((void *)c);
     }
 }
 
