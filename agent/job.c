@@ -259,7 +259,9 @@ job_state job_offer_run(job *j, bool want_logits)
     if (j->phase == JOB_REBUILD) {
         most = j->rebuild_until - at < most ? (int)(j->rebuild_until - at) : most;
     }
+    int64_t start = base_monotonic_us();
     status st = most > 0 ? session_next_run(s, most, &n, &kv, &e) : ST_OK;
+    j->load_us += j->phase == JOB_PREFILL && j->computed_tokens == 0 ? base_monotonic_us() - start : 0;
     if (st == ST_ERR_CORRUPT) {
         return start_over(j, &e);
     }
@@ -335,6 +337,10 @@ job_state job_advance_rebuild(job *j)
     }
     job_progress(j, "rebuild", tiers_tokens(j->session->tiers), j->rebuild_until);
     if (st == JOB_WORKED && tiers_tokens(j->session->tiers) >= j->rebuild_until) {
+        err e = {0};
+        if (session_save_kv(j->session, true, &e) != ST_OK) { /* whatever becomes of the request */
+            LOG_W("%s", e.text);
+        }
         j->phase = j->after_rebuild;
     }
     return st;

@@ -122,6 +122,15 @@ static void add_usage(cJSON *o, const job *j)
     add_number(d, "cached_tokens", (double)j->cached_tokens);
 }
 
+/* Bytes of the cache rows an answer is decoded on: exact rows in BF16, the others as coded. */
+static double attended_bytes(const job *j)
+{
+    const kvq_shape *shape = &j->engine->x.shape;
+    int64_t exact = j->prompt_end - tiers_exact_from(j->prompt_end) + TIERS_SINK_TOKENS;
+    exact = exact < j->prompt_tokens ? exact : j->prompt_tokens;
+    return (double)exact * shape->layers * shape->kv_heads * shape->d * 4 + coded_bytes(j->engine->codec, j->prompt_tokens - exact);
+}
+
 static void add_memory(cJSON *o, const job *j)
 {
     const session *s = j->session;
@@ -132,6 +141,7 @@ static void add_memory(cJSON *o, const job *j)
     add_number(m, "cached_tokens", (double)j->cached_tokens);
     add_number(m, "history_tokens", (double)j->turn_start);
     (void)cJSON_AddBoolToObject(m, "attended_all", s != NULL && tiers_view_is_plain(&s->live_view));
+    add_number(m, "attended_bytes", attended_bytes(j));
     add_number(m, "loaded_bytes", (double)j->loaded_bytes);
     add_number(m, "match_ms", (double)j->match_us / 1000.0);
     add_number(m, "load_ms", (double)j->load_us / 1000.0);
