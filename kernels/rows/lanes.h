@@ -1,5 +1,5 @@
 /*
- * Sixteen floats at a time in the compiler's vector types: the same source becomes SSE2, AVX2 or AVX-512 code. Every
+ * Sixteen floats at a time in the compiler's vector types: the same source becomes SSE2 or AVX-512 code. Every
  * operation here is one IEEE operation per lane (no fused multiply-add, no reciprocal estimate), so all of them
  * give the same bits.
  */

@@ -1,4 +1,4 @@
-/* The row operations of one instruction set. rows_body.h is compiled once per set; rows.c chooses. */
+/* The row operations of one instruction set. rows_body.h is compiled once per table; rows.c chooses. */
 #ifndef EPIMEM_KERNELS_ROWS_ROW_OPS_H
 #define EPIMEM_KERNELS_ROWS_ROW_OPS_H
 
@@ -33,7 +33,6 @@ typedef struct row_ops {
 } row_ops;
 
 extern const row_ops row_ops_scalar;
-extern const row_ops row_ops_avx2;
 extern const row_ops row_ops_avx512;
 
 const row_ops *row_ops_current(void);

@@ -1,6 +1,6 @@
 /*
- * The row operations, written once in sixteen lanes and compiled once per instruction set by rows_scalar.c,
- * rows_avx2.c and rows_avx512.c with ROW_OPS_TABLE naming the table to define. Every sum runs down the lanes in index
+ * The row operations, written once in sixteen lanes and compiled by rows_scalar.c (SSE2 on x86-64) and
+ * rows_avx512.c, with ROW_OPS_TABLE naming the table to define. Every sum runs down the lanes in index
  * order and then over the lanes by lanes_sum, so all sets give the same bits. The specification of each is its
  * formula in double (tests/unit/test_kernels_rows.c).
  */
