@@ -1,4 +1,4 @@
-/* Pages: encode, decode, gather. Positions of codes come from kernels/fragment.h, of everything else from kvq/page.h. */
+/* Pages: encode and decode. Positions of codes come from kernels/fragment.h, of everything else from kvq/page.h. */
 #include "kvq/page.h"
 
 #include <string.h>
@@ -143,60 +143,5 @@ void kvq_decode_page(const kvq_codec *c, int layer, int head, const uint8_t *pag
     for (int row = 0; row < KRN_PAGE_ROWS; row++) {
         decode_k_row(f, page, row, k + (size_t)row * d);
         decode_v_row(f, page, row, v + (size_t)row * d);
-    }
-}
-
-/* ---- gather ---- */
-
-static void move_k_row(int d, const uint8_t *src, int src_row, uint8_t *dst, int dst_row)
-{
-    for (int c = 0; c < d; c++) {
-        krn_fragment_set_k(dst, d, dst_row, c, krn_fragment_get_k(src, d, src_row, c));
-    }
-}
-
-static void move_v_row(int d, const uint8_t *src, int src_row, uint8_t *dst, int dst_row)
-{
-    for (int c = 0; c < d; c++) {
-        krn_fragment_set_v(dst, dst_row, c, krn_fragment_get_v(src, src_row, c));
-    }
-}
-
-static void move_halves(uint32_t at, const uint8_t *src, int src_row, uint8_t *dst, int dst_row, int n)
-{
-    memcpy(dst + at + 2 * dst_row, src + at + 2 * src_row, 2 * (size_t)n);
-}
-
-static void gather_bf16_rows(int d, const uint8_t *src, int src_row, uint8_t *dst, int dst_row, int n)
-{
-    size_t half = kvq_page_bf16_bytes(d) / 2, row = 2 * (size_t)d;
-    for (int side = 0; side < 2; side++) {
-        memcpy(dst + (size_t)side * half + (size_t)dst_row * row,
-                src + (size_t)side * half + (size_t)src_row * row, (size_t)n * row);
-    }
-}
-
-void kvq_gather_rows(
-        const kvq_codec *c, int layer, const uint8_t *src, int src_row, uint8_t *dst, int dst_row, int n)
-{
-    const krn_page_format *f = kvq_page_format(c, layer);
-    REQUIRE(n >= 0 && src_row >= 0 && dst_row >= 0 && src_row + n <= KRN_PAGE_ROWS &&
-            dst_row + n <= KRN_PAGE_ROWS);
-    if (c->is_bf16) {
-        gather_bf16_rows(f->d, src, src_row, dst, dst_row, n);
-        return;
-    }
-    for (int i = 0; i < n; i++) {
-        for (int plane = 0; plane < f->k_planes; plane++) {
-            uint32_t at = f->k_plane_at[plane];
-            move_k_row(f->d, src + at, src_row + i, dst + at, dst_row + i);
-        }
-        move_v_row(f->d, src + f->v_plane_at, src_row + i, dst + f->v_plane_at, dst_row + i);
-    }
-    move_halves(f->k_scale_at, src, src_row, dst, dst_row, n);
-    move_halves(f->v_scale_at, src, src_row, dst, dst_row, n);
-    if (f->has_zero) {
-        move_halves(f->k_zero_at, src, src_row, dst, dst_row, n);
-        move_halves(f->v_zero_at, src, src_row, dst, dst_row, n);
     }
 }
