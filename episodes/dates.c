@@ -192,11 +192,9 @@ static void add_month(parse *p, int start, int64_t year, int month)
     }
 }
 
-static void add_year(parse *p, int start, int64_t year)
+static void add_year(parse *p, int64_t year)
 {
-    if (!is_bound(p, start)) {
-        add_days(p, days_of_year(year), days_of_year(year + 1), year_margin, true);
-    }
+    add_days(p, days_of_year(year), days_of_year(year + 1), year_margin, true);
 }
 
 /* year < 0: of each year of the log, at most a few. */
@@ -301,7 +299,9 @@ static int take_year(parse *p, int i)
 {
     static const char *const leads[] = {"in", "during", "of", "year"};
     if (is_year(p, i) && FIND_WORD(p, i - 1, leads) >= 0) {
-        add_year(p, i - 1, number_at(p, i));
+        if (!is_bound(p, i) && !is_bound(p, i - 1)) { /* "as of 2022", "before the year 2022" */
+            add_year(p, number_at(p, i));
+        }
         return 1;
     }
     return 0;
@@ -332,7 +332,7 @@ static int take_last(parse *p, int i, const civil *now)
         int64_t m = now->year * 12 + now->month - 1 - back;
         add_days(p, days_of_month(m / 12, (int)(m % 12) + 1), days_of_month(m / 12, (int)(m % 12) + 2), month_margin, true);
     } else if (is_word(p, j, "year")) {
-        add_year(p, i, now->year - back);
+        add_year(p, now->year - back);
     } else if (season_month(p, j) > 0 || is_word(p, j, "winter")) {
         month = season_month(p, j);
         int64_t year = now->year - (last && now->month < month + 3 && month > 0 ? 1 : 0);

@@ -53,11 +53,6 @@ void ep_index_close(ep_index *x);
 
 /* Appends in conversation order. On error nothing of the call is kept. */
 status ep_index_append(ep_index *x, const ep_utterance *u, int n, err *e);
-/* The vectors of utterances [first, first + n) as bytes, appended to *out, and the append that takes them instead of
- * embedding: with the same utterances in one call the index is the same to the last bit. The bytes must come from a
- * store that checks them; a wrong size, version or dimension is ST_ERR_CORRUPT or ST_ERR_MISMATCH. */
-status ep_index_vectors(const ep_index *x, int64_t first, int64_t n, base_buf *out, err *e);
-status ep_index_append_stored(ep_index *x, const ep_utterance *u, int n, const void *vectors, size_t bytes, err *e);
 int64_t ep_index_utterances(const ep_index *x);
 int64_t ep_index_segments(const ep_index *x);
 int ep_index_episodes(const ep_index *x);

@@ -147,7 +147,7 @@ static void index_words(ep_index *x, const ep_item *u)
 }
 
 /* Everything fallible: lines, room, vectors. Items lie behind n_items, which stays. *copied counts lines to free. */
-static status stage(ep_index *x, const ep_utterance *u, int n, const void *stored, size_t bytes, int *copied, err *e)
+static status stage(ep_index *x, const ep_utterance *u, int n, int *copied, err *e)
 {
     size_t pairs = 0;
     TRY(reserve(x, n, 0));
@@ -161,11 +161,7 @@ static status stage(ep_index *x, const ep_utterance *u, int n, const void *store
     }
     TRY(ep_lexical_reserve(&x->lexical, (size_t)n, pairs));
     int64_t window = x->named.count, part = x->parts.count;
-    if (stored != NULL) {
-        TRY(ep_windows_restore(x, x->n_items, n, stored, bytes, e));
-    } else {
-        TRY(ep_windows_embed(x, x->n_items, n, e));
-    }
+    TRY(ep_windows_embed(x, x->n_items, n, e));
     for (int i = 0; i < n; i++) {
         ep_item *item = &x->items[x->n_items + i];
         item->first_window = window;
@@ -196,14 +192,14 @@ static void commit(ep_index *x, int n)
     ep_cluster_tail(x);
 }
 
-static status append(ep_index *x, const ep_utterance *u, int n, const void *stored, size_t bytes, err *e)
+status ep_index_append(ep_index *x, const ep_utterance *u, int n, err *e)
 {
     if (n <= 0) {
         return n == 0 ? ST_OK : FAIL(e, ST_ERR_ARG, "%d utterances", n);
     }
     mark m = {x->named.count, x->bare.count, x->parts.count};
     int copied = 0;
-    status s = stage(x, u, n, stored, bytes, &copied, e);
+    status s = stage(x, u, n, &copied, e);
     if (s == ST_OK) {
         commit(x, n);
         return ST_OK;
@@ -215,16 +211,6 @@ static status append(ep_index *x, const ep_utterance *u, int n, const void *stor
     x->bare.count = m.bare;
     x->parts.count = m.parts;
     return s == ST_ERR_MEMORY ? FAIL(e, s, "no memory for %d utterances", n) : s;
-}
-
-status ep_index_append(ep_index *x, const ep_utterance *u, int n, err *e)
-{
-    return append(x, u, n, NULL, 0, e);
-}
-
-status ep_index_append_stored(ep_index *x, const ep_utterance *u, int n, const void *vectors, size_t bytes, err *e)
-{
-    return append(x, u, n, vectors == NULL ? "" : vectors, bytes, e);
 }
 
 /* ---- views ---- */

@@ -104,14 +104,9 @@ static inline const char *ep_item_text(const ep_item *u, size_t *bytes)
 int64_t ep_window_named(const ep_index *x, int64_t i);
 int64_t ep_window_bare(const ep_index *x, int64_t i);
 int ep_windows_ending_at(const ep_item *u); /* how many vectors it has in x->named, and in x->bare */
-bool ep_is_long(const ep_item *u);          /* is embedded in pieces as well */
-
-typedef enum ep_target { EP_TO_NAMED, EP_TO_BARE, EP_TO_PARTS } ep_target;
-status ep_vector_store(ep_index *x, ep_target to, int64_t owner, const int8_t *codes, float step);
-/* Embeds or copies the vectors of items [from, from + n), which lie behind n_items in x->items, in the order of the
- * items; counts their parts. On failure the pools hold surplus vectors: the caller resets the counts. */
+/* Embeds the texts of items [from, from + n), which lie behind n_items in x->items, in the order of the items, and
+ * counts their parts. On failure the pools hold surplus vectors: the caller resets the counts. */
 status ep_windows_embed(ep_index *x, int64_t from, int n, err *e);
-status ep_windows_restore(ep_index *x, int64_t from, int n, const uint8_t *stored, size_t bytes, err *e); /* stored.c */
 /* Recomputes the means of [from, n_items). */
 void ep_windows_mean(ep_index *x, int64_t from);
 

@@ -74,19 +74,17 @@ void ep_lexical_score(const ep_lexical *x, const uint64_t *keys, int n, float *s
     if (x->total_words == 0) {
         return;
     }
-    double mean_words = (double)x->total_words / (double)x->documents;
+    double documents = (double)x->documents;
+    float length_share = (float)(length_weight * documents / (double)x->total_words);
     for (int i = 0; i < n; i++) {
         const ep_term *term = &x->terms[slot_of(x->terms, x->slots, keys[i])];
-        if (term->key == 0) {
-            continue;
-        }
-        double idf = log(1 + ((double)x->documents - term->documents + 0.5) / (term->documents + 0.5));
+        double idf = log(1 + (documents - term->documents + 0.5) / (term->documents + 0.5));
+        float gain = (float)(idf * (saturation + 1));
         for (uint32_t p = term->last; p != 0; p = x->postings[p - 1].before) {
             const ep_posting *posting = &x->postings[p - 1];
-            double length = 1 - length_weight + length_weight * x->words[posting->document] / mean_words;
-            double count = posting->count;
-            scores[posting->document] +=
-                    (float)(idf * count * (saturation + 1) / (count + saturation * length));
+            float length = (float)(1 - length_weight) + length_share * (float)x->words[posting->document];
+            float count = posting->count;
+            scores[posting->document] += gain * count / (count + (float)saturation * length);
         }
     }
 }

@@ -47,22 +47,24 @@ int64_t ep_window_bare(const ep_index *x, int64_t i)
 
 /* ---- making vectors ---- */
 
+typedef enum target { TO_NAMED, TO_BARE, TO_PARTS } target;
+
 typedef struct batch {
     ep_index *x;
     base_buf text; /* the texts one after the other */
     size_t at[BATCH_TEXTS_MAX], bytes[BATCH_TEXTS_MAX];
-    ep_target to[BATCH_TEXTS_MAX];
+    target to[BATCH_TEXTS_MAX];
     int64_t owner[BATCH_TEXTS_MAX];
     int n;
     float *vectors; /* [BATCH_TEXTS_MAX][dim] */
     int8_t *codes;  /* [dim] */
 } batch;
 
-status ep_vector_store(ep_index *x, ep_target to, int64_t owner, const int8_t *codes, float step)
+static status store_vector(ep_index *x, target to, int64_t owner, const int8_t *codes, float step)
 {
-    ep_vectors *pool = to == EP_TO_NAMED ? &x->named : to == EP_TO_BARE ? &x->bare : &x->parts;
+    ep_vectors *pool = to == TO_NAMED ? &x->named : to == TO_BARE ? &x->bare : &x->parts;
     TRY(ep_vectors_reserve(pool, 1));
-    if (to == EP_TO_PARTS) {
+    if (to == TO_PARTS) {
         void *owners = x->part_owners;
         TRY(base_grow(&owners, &x->part_owners_cap, (size_t)x->parts.count + 1, SIZE_MAX / 8, sizeof *x->part_owners));
         x->part_owners = owners;
@@ -88,7 +90,7 @@ static status flush(batch *b, err *e)
             return FAIL(e, ST_ERR_FORMAT, "the sentence encoder gave a vector that is not finite");
         }
         ep_vector_code(v, x->ops.dim, b->codes, &step);
-        TRY(ep_vector_store(x, b->to[i], b->owner[i], b->codes, step));
+        TRY(store_vector(x, b->to[i], b->owner[i], b->codes, step));
     }
     b->n = 0;
     b->text.size = 0;
@@ -108,7 +110,7 @@ static status put_words(batch *b, const char *text, size_t bytes, int words_max)
     return base_buf_append(&b->text, text, n < words_max ? bytes : end);
 }
 
-static status begin_text(batch *b, ep_target to, int64_t owner, err *e)
+static status begin_text(batch *b, target to, int64_t owner, err *e)
 {
     if (b->n == BATCH_TEXTS_MAX) {
         TRY(flush(b, e));
@@ -129,14 +131,14 @@ static status end_text(batch *b)
 }
 
 /* The window of `length` utterances that ends with item i, clipped by its run. */
-static status put_window(batch *b, ep_target to, int64_t i, int length, err *e)
+static status put_window(batch *b, target to, int64_t i, int length, err *e)
 {
     int32_t run_at = b->x->items[i].run_at;
     int back = length - 1 < run_at ? length - 1 : run_at;
     TRY(begin_text(b, to, i, e));
     for (int64_t k = i - back; k <= i; k++) {
         const ep_item *u = &b->x->items[k];
-        size_t from = to == EP_TO_BARE ? u->text_at : 0;
+        size_t from = to == TO_BARE ? u->text_at : 0;
         TRY(put_words(b, u->line + from, u->line_bytes - from, back == 0 ? ALONE_WORDS_MAX : EP_CHUNK_WORDS_MAX));
         if (k < i) {
             TRY(base_buf_append(&b->text, "\n", 1));
@@ -145,7 +147,7 @@ static status put_window(batch *b, ep_target to, int64_t i, int length, err *e)
     return end_text(b);
 }
 
-bool ep_is_long(const ep_item *u)
+static bool is_long(const ep_item *u)
 {
     return ep_text_words(u->line + u->text_at, u->line_bytes - u->text_at, LONG_WORDS_MIN) == LONG_WORDS_MIN;
 }
@@ -156,8 +158,8 @@ static status put_parts(batch *b, int64_t i, err *e)
     size_t bytes = 0, at = 0;
     const char *text = ep_item_text(u, &bytes);
     ep_slice piece;
-    while (ep_is_long(u) && ep_chunk_next(text, bytes, &at, &piece)) {
-        TRY(begin_text(b, EP_TO_PARTS, i, e));
+    while (is_long(u) && ep_chunk_next(text, bytes, &at, &piece)) {
+        TRY(begin_text(b, TO_PARTS, i, e));
         TRY(base_buf_append(&b->text, u->line, u->text_at));
         TRY(base_buf_append(&b->text, text + piece.at, piece.bytes));
         TRY(end_text(b));
@@ -168,11 +170,11 @@ static status put_parts(batch *b, int64_t i, err *e)
 
 static status put_item(batch *b, int64_t i, err *e)
 {
-    TRY(put_window(b, EP_TO_NAMED, i, 1, e));
-    TRY(put_window(b, EP_TO_BARE, i, 1, e));
+    TRY(put_window(b, TO_NAMED, i, 1, e));
+    TRY(put_window(b, TO_BARE, i, 1, e));
     if (ep_windows_ending_at(&b->x->items[i]) > 1) {
-        TRY(put_window(b, EP_TO_NAMED, i, NAMED_LENGTH, e));
-        TRY(put_window(b, EP_TO_BARE, i, BARE_LENGTH, e));
+        TRY(put_window(b, TO_NAMED, i, NAMED_LENGTH, e));
+        TRY(put_window(b, TO_BARE, i, BARE_LENGTH, e));
     }
     return put_parts(b, i, e);
 }
