@@ -307,6 +307,9 @@ static const attn_ops *current_ops(void)
     if (krn_isa_current() == KRN_ISA_AVX512) {
         return &attn_ops_avx512;
     }
+    if (krn_isa_current() == KRN_ISA_AVX2) {
+        return &attn_ops_avx2;
+    }
 #endif
     return &attn_ops_scalar;
 }

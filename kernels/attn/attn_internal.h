@@ -90,17 +90,18 @@ typedef struct attn_ops {
 
 extern const attn_ops attn_ops_scalar;
 #if defined(__x86_64__)
+extern const attn_ops attn_ops_avx2;
 extern const attn_ops attn_ops_avx512;
 #endif
 
 /* 2^x for x <= 0 is 2^n times a polynomial of x - n in [-1/2, 1/2]: error of the polynomial 1.6e-8 (found by weighted
  * least squares, iterated to equal ripples), 2 units in the last place with rounding. */
 #define ATTN_EXP2_LEAST (-100.0f) /* less weighs nothing, and would make subnormal numbers on its way */
-#define ATTN_EXP2_1 0x1.62e430p-1f
-#define ATTN_EXP2_2 0x1.ebfbdcp-3f
-#define ATTN_EXP2_3 0x1.c6aee8p-5f
-#define ATTN_EXP2_4 0x1.3b2d4cp-7f
-#define ATTN_EXP2_5 0x1.5f3e52p-10f
-#define ATTN_EXP2_6 0x1.41fbbcp-13f
+#define ATTN_EXP2_1     0x1.62e430p-1f
+#define ATTN_EXP2_2     0x1.ebfbdcp-3f
+#define ATTN_EXP2_3     0x1.c6aee8p-5f
+#define ATTN_EXP2_4     0x1.3b2d4cp-7f
+#define ATTN_EXP2_5     0x1.5f3e52p-10f
+#define ATTN_EXP2_6     0x1.41fbbcp-13f
 
 #endif

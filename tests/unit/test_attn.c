@@ -422,6 +422,33 @@ static void matrices_and_means(void **state)
     krn_pool_close(pool);
 }
 
+/* Tables that no codec here uses: lopsided, on grids of 46 and 255 steps. */
+static void any_level_table(void **state)
+{
+    (void)state;
+    static const float tables[2][4] = {{-1.0f, -0.3f, 0.25f, 1.3f}, {-0.5f, 0.1f, 1.2f, 2.05f}};
+    krn_pool *pool;
+    err e;
+    assert_int_equal(krn_pool_open(2, &pool, &e), ST_OK);
+    for (int isa = KRN_ISA_SCALAR; isa <= (int)krn_isa_best(); isa++) {
+        krn_isa_set((krn_isa)isa);
+        for (int i = 0; i < 4; i++) {
+            scene s;
+            scene_open(&s, "turboquant", i < 2 ? 64 : 128, 3, 1);
+            add_everything(&s);
+            krn_attend_args a = scene_args(&s, 3);
+            memcpy(s.heads[0].format.k_level, tables[i % 2], sizeof tables[0]);
+            memcpy(s.heads[0].format.v_level, tables[1 - i % 2], sizeof tables[0]);
+            scene_run(&s, pool, &a);
+            difference r = compare(&a, exact_of(&s, &a));
+            assert_true(r.max < 5e-3 && r.rms < 5e-4);
+            scene_close(&s);
+        }
+    }
+    krn_isa_set(krn_isa_best());
+    krn_pool_close(pool);
+}
+
 static void a_query_that_sees_nothing_gets_the_mean(void **state)
 {
     (void)state;
@@ -486,6 +513,7 @@ int main(void)
             cmocka_unit_test(invisible_rows_change_nothing),
             cmocka_unit_test(constant_values_come_back),
             cmocka_unit_test(matrices_and_means),
+            cmocka_unit_test(any_level_table),
             cmocka_unit_test(a_query_that_sees_nothing_gets_the_mean),
             cmocka_unit_test(extreme_logits),
     };
