@@ -27,7 +27,8 @@ typedef struct agent_options {
     const char *alias;         /* model name shown to clients; NULL: from the file */
     int threads;               /* <= 0: one per core */
     int64_t context_tokens;    /* 0: the model's */
-    int64_t recall_tokens;     /* 0: a quarter of the context */
+    int64_t recall_tokens;     /* budget of recalled rows, and up to how many tokens a session is attended whole;
+                                * 0: 512, and a quarter of the context */
     int queue_max;             /* waiting requests; 0: 64 */
     int parallel_max;          /* requests running at once; 0: 16 */
     uint64_t store_cap_bytes;  /* 0: none */

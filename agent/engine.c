@@ -262,7 +262,10 @@ static status set_limits(agent_engine *g, err *e)
         return FAIL(e, ST_ERR_ARG, "context of %lld tokens asked for, the model was trained on %lld",
                 (long long)g->context_tokens, (long long)c->context);
     }
-    g->recall_tokens = g->options.recall_tokens > 0 ? g->options.recall_tokens : g->context_tokens / 4;
+    /* Asked for, one number rules both; by default a session is attended whole up to a quarter of the context, and beyond
+     * it the best 512 tokens are recalled: more of them answer worse (measured on the default model). */
+    g->recall_tokens = g->options.recall_tokens > 0 ? g->options.recall_tokens : ENGINE_RECALL_TOKENS;
+    g->x.plain_tokens = g->options.recall_tokens > 0 ? g->options.recall_tokens : g->context_tokens / 4;
     if (g->recall_tokens > g->context_tokens) {
         return FAIL(e, ST_ERR_ARG, "recall budget of %lld tokens is larger than the context of %lld",
                 (long long)g->recall_tokens, (long long)g->context_tokens);
@@ -276,7 +279,6 @@ static status set_limits(agent_engine *g, err *e)
         g->options.host_cache_bytes = 1ull << 30;
     }
     (void)snprintf(g->model_name, sizeof g->model_name, "%s", g->options.alias != NULL ? g->options.alias : c->name);
-    g->x.plain_tokens = g->recall_tokens;
     g->x.floor = g->options.recall_floor >= 0.0f ? g->options.recall_floor : encoder_floor(g->encoder);
     g->x.sharpness = 1.15f; /* measured on the default model: stored keys are attended too flatly in a short context */
     return ST_OK;

@@ -21,7 +21,8 @@ enum {
     ENGINE_ROWS_EXTRA = 64,      /* rows for decoding jobs beside one prefill block */
     ENGINE_SESSION_WAITERS_MAX = 16,
     ENGINE_NAMELESS_MAX = 64,    /* stored sessions without a name; the least recently used goes first */
-    ENGINE_MAX_TOKENS = 1024     /* of an answer whose request names no limit */
+    ENGINE_MAX_TOKENS = 1024,    /* of an answer whose request names no limit */
+    ENGINE_RECALL_TOKENS = 512
 };
 
 typedef struct sessions sessions;

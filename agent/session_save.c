@@ -246,6 +246,7 @@ size_t session_fork_points(const session *s, session_fork_point out[SESSION_FORK
 status session_save_kv(session *s, bool state, err *e)
 {
     int64_t tokens = tiers_tokens(s->tiers), exact_from = tiers_exact_from(tokens);
+    TRY(tiers_seal(s->tiers, e));
     if (s->keep_exact_from > 0 && s->keep_exact_from < exact_from && tokens - s->keep_exact_from <= SESSION_KEEP_TOKENS_MAX) {
         exact_from = s->keep_exact_from;
     }

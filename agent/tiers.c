@@ -419,8 +419,7 @@ static status gather(tiers *t, const tiers_view *v, tiers_column ***out, err *e)
     return st;
 }
 
-/* Codes the blocks that a token at the current position reads as columns. */
-static status seal_due(tiers *t, err *e)
+status tiers_seal(tiers *t, err *e)
 {
     while ((int64_t)t->n_columns < 2 * (tiers_block_of(t->tokens) - 1)) {
         TRY(seal_block(t, (int64_t)t->n_columns / 2, e));
@@ -430,7 +429,7 @@ static status seal_due(tiers *t, err *e)
 
 status tiers_set_view(tiers *t, const tiers_view *v, err *e)
 {
-    TRY(seal_due(t, e));
+    TRY(tiers_seal(t, e));
     int64_t window_column = (v->window_from - TIERS_SINK_TOKENS) / TIERS_COLUMN_TOKENS;
     int64_t pinned_columns = (view_pinned(v) - TIERS_SINK_TOKENS + TIERS_COLUMN_TOKENS - 1) / TIERS_COLUMN_TOKENS;
     if (!tiers_view_is_plain(v)) {
@@ -603,7 +602,7 @@ status tiers_prepare(tiers *t, int n, const model_kv **out, err *e)
     if (block >= 0) {
         TRY(need_block(t, block, e));
     }
-    TRY(seal_due(t, e));
+    TRY(tiers_seal(t, e));
     TRY(fill_variants(t, e));
     /* sinks, two exact blocks, pinned and window columns (a column is in at most one of them), pieces */
     size_t most = 3 + t->n_columns + (size_t)t->view.n_pieces, heads = (size_t)t->shape.kv_heads;

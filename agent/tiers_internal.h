@@ -105,6 +105,8 @@ status tiers_prepare(tiers *t, int n, const model_kv **out, err *e);
 void tiers_advance(tiers *t, int n);
 
 /* ---- what is stored ---- */
+/* Codes the blocks that the next token reads as columns: before a state is stored that leaves their exact rows out. */
+status tiers_seal(tiers *t, err *e);
 tiers_column *tiers_get_column(tiers *t, int64_t column); /* a reference, NULL when not in memory */
 void tiers_drop_columns(tiers *t, int64_t from, int64_t to); /* frees those in [from, to) that are in memory */
 void tiers_drop_exact(tiers *t, int64_t before_token);    /* frees BF16 blocks that end at or before it, never the last two */
