@@ -238,13 +238,15 @@ static status send_cancel(client *c, int64_t target, err *e)
 /* Waits for the last event of request `id`. */
 static status wait_for(client *c, int64_t id, client_on_event on_event, void *user, cJSON **done, err *e)
 {
+    bool cancelled = false;
     for (;;) {
         cJSON *event = NULL;
+        if (interrupted != 0 && !cancelled) { /* the signal may have come while an event was shown */
+            TRY(send_cancel(c, id, e));
+            cancelled = true;
+        }
         status st = client_receive(c, &event, e);
         if (st == ST_ERR_CANCELLED) {
-            if (interrupted != 0) {
-                TRY(send_cancel(c, id, e));
-            }
             continue;
         }
         TRY(st);

@@ -21,7 +21,7 @@ typedef struct ingest {
     long n_faults;
     int n_messages, n_sent; /* n_sent: acknowledged */
     int n_batch;
-    int64_t tokens, segments, episodes;
+    int64_t turns, tokens, segments, episodes; /* turns: not stored before */
     int64_t start_us;
     bool bar;
 } ingest;
@@ -62,10 +62,16 @@ static void show_bar(const ingest *g, double batch_share, int64_t batch_tokens)
             (long long)tokens, (double)tokens / seconds(g));
 }
 
+/* A batch is first read by the model, then embedded: about as long each. */
 static void on_progress(void *user, const cJSON *event)
 {
     double done = client_real(event, "done_tokens"), total = client_real(event, "total_tokens");
-    show_bar(user, total > 0 && done <= total ? done / total : 0, (int64_t)done);
+    double share = total > 0 && done <= total ? done / total : 0;
+    if (strcmp(client_text(event, "phase"), "embed") == 0) {
+        show_bar(user, (1 + share) / 2, (int64_t)total);
+    } else if (strcmp(client_text(event, "phase"), "prefill") == 0) {
+        show_bar(user, share / 2, (int64_t)done);
+    }
 }
 
 /* Names the batch by what it holds and where it goes (FNV-1a): a run that was cut short and is started again does not
@@ -124,7 +130,8 @@ static status send_batch(ingest *g, cJSON *messages, err *e)
     TRY(client_ask(g->to, request, on_progress, g, &done, e));
     g->n_sent += g->n_batch;
     g->tokens += client_integer(done, "tokens");
-    g->segments += client_integer(done, "segments");
+    g->turns += client_integer(done, "turns");
+    g->segments = client_integer(done, "segments");
     g->episodes = client_integer(done, "episodes");
     g->n_batch = 0;
     cJSON_Delete(done);
@@ -147,6 +154,10 @@ static status send_all(ingest *g, cJSON *messages, err *e)
     }
     if (g->bar) {
         (void)fputs("\n", stderr);
+    }
+    if (g->turns == 0) {
+        (void)printf("%s: %d messages, all stored before\n", g->session, g->n_sent);
+        return ST_OK;
     }
     (void)printf("%s: %d messages, %lld tokens, %lld segments, %lld episodes, %.1f s, %.0f tokens/s\n",
             g->session, g->n_sent, (long long)g->tokens, (long long)g->segments, (long long)g->episodes,
