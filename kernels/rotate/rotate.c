@@ -3,28 +3,51 @@
  * order whatever the processor: butterflies for Hadamard, for a matrix the index order (forward) or sixteen partial sums
  * over columns equal mod 16 (inverse).
  */
-#include <math.h>
 #include <string.h>
 
 #include "kernels/kernels.h"
 
 enum { D_MAX = 256, LANES = 16 };
 
-/* x H in place: H[i][j] = (-1)^popcount(i & j) / sqrt(d). It is its own inverse. */
-static void hadamard(int d, float *x)
+/* Four floats: what every 64-bit processor has. One IEEE operation a lane, so the same bits as one by one. */
+typedef float quad __attribute__((vector_size(16)));
+
+/* Butterflies of neighbours in a quad, two apart and then one apart: a + b and a - b, b's sign flipped exactly. */
+static inline quad inner_butterflies(quad v)
 {
-    for (int stride = d / 2; stride >= 1; stride /= 2) {
-        for (int base = 0; base < d; base += 2 * stride) {
+    const quad far = {1.0f, 1.0f, -1.0f, -1.0f}, near = {1.0f, -1.0f, 1.0f, -1.0f};
+    v = __builtin_shufflevector(v, v, 0, 1, 0, 1) + far * __builtin_shufflevector(v, v, 2, 3, 2, 3);
+    return __builtin_shufflevector(v, v, 0, 0, 2, 2) + near * __builtin_shufflevector(v, v, 1, 1, 3, 3);
+}
+
+/* x H in place, quads outside in: H[i][j] = (-1)^popcount(i & j) / sqrt(d). It is its own inverse. */
+static inline void butterflies(int quads, float scale, float *x)
+{
+    quad v[D_MAX / 4];
+    memcpy(v, x, (size_t)quads * sizeof *v);
+    for (int stride = quads / 2; stride >= 1; stride /= 2) {
+        for (int base = 0; base < quads; base += 2 * stride) {
             for (int i = base; i < base + stride; i++) {
-                float a = x[i], b = x[i + stride];
-                x[i] = a + b;
-                x[i + stride] = a - b;
+                quad a = v[i], b = v[i + stride];
+                v[i] = a + b;
+                v[i + stride] = a - b;
             }
         }
     }
-    float scale = (float)(1.0 / sqrt((double)d));
-    for (int i = 0; i < d; i++) {
-        x[i] *= scale;
+    for (int i = 0; i < quads; i++) {
+        v[i] = inner_butterflies(v[i]) * (quad){scale, scale, scale, scale};
+    }
+    memcpy(x, v, (size_t)quads * sizeof *v);
+}
+
+static void hadamard(int d, float *x)
+{
+    if (d == 64) {
+        butterflies(16, 0.125f, x);
+    } else if (d == 128) {
+        butterflies(32, 0.088388347648318447f, x); /* 1 / sqrt(128) */
+    } else {
+        butterflies(64, 0.0625f, x);
     }
 }
 
