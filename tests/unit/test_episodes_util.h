@@ -15,7 +15,7 @@
 #include "episodes/index_internal.h"
 #include "episodes/text_internal.h"
 
-enum { DIM = 96 };
+enum { DIM = 384 };
 
 /* Counts calls; fails at the fail_at-th text (0: never). Words become random signs over the dimensions, so texts that
  * share content words have a cosine. */
