@@ -121,7 +121,8 @@ void krn_rotate_inverse(const krn_rotation *r, int d, const float *x, float *y);
 
 /* How to read a coded page of one KV head. Codes lie in fragment order (kernels/fragment.h); a row's value is
  * scale * level[code]. With two K planes code = 4 hi + lo of 0..15 and the value scale * (code - 7.5). Levels rise with
- * the code and lie on an even grid of at most 255 steps (REQUIRE), so that byte products hold them exactly.
+ * the code and lie on an even grid of at most 255 steps (REQUIRE), so that byte products hold them exactly. Scales are
+ * not negative.
  * kvq/page.h composes pages; this only tells where things are, in bytes from the page. */
 enum { KRN_PAGE_ROWS = 128 };
 typedef struct krn_page_format {
@@ -167,7 +168,7 @@ typedef struct krn_attend_args {
     float *out;                /* [n_rows][H][d] model space */
 } krn_attend_args;
 
-/* Bytes of workspace that krn_attend needs for these sizes; a function of the counts alone. */
+/* Bytes of workspace that krn_attend needs for these sizes; a function of the counts alone, not less for more rows. */
 size_t krn_attend_workspace_bytes(int n_rows, int n_q_heads, int d, int n_variants);
 /* Pages are read in place, never expanded to memory. A query that sees no row gets zeros (plus v_mean). */
 void krn_attend(krn_pool *pool, const krn_attend_args *a, void *workspace);

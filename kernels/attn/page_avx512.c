@@ -8,10 +8,21 @@
  *   values   w = p * row scale = step' (256 high + low), 16 bits against the largest of the chunk; sum over tokens of
  *            w * n the same way, with signed n. Error: at most step' / 2 per row, times |level|.
  *
- * Bytes, operations, roof (d 64, one KV head, group g, 128 tokens): 4,608 bytes. Per query 512 vpdpbusd, 272 to sum
- * lines, about 220 for the softmax; per page 576 to unpack. At two 512-bit operations a cycle that is 500 + 288 / g
- * cycles per query, or 3.9 + 2.3 / g per token: with g = 3 a core takes in 4,608 bytes per 1,790 cycles, so it is the
- * arithmetic and not the memory that bounds it (7 GB/s at 2.7 GHz).
+ * Bytes, operations, roof (d 64, one KV head, group g, 128 tokens): 4,608 bytes. Per query 512 vpdpbusd, 208 to sum
+ * lines, about 220 for the softmax; per page 576 to unpack. At two 512-bit operations a cycle that is 470 + 288 / g
+ * cycles per query: with g = 3 a core takes in 4,608 bytes per 1,700 cycles, so it is the arithmetic and not the memory
+ * that bounds it (8 GB/s at 3 GHz; one core reads more from its second-level cache and about that from memory).
+ *
+ * Tried, 59 full pages of 3 KV heads, 9 query heads, d 64, one thread, microseconds a layer (the same 59 pages with 25 rows
+ * each in brackets); least of some hundred runs on a server core with two 512-bit ports:
+ *
+ *   two sums per line, added after shifting the high one              187 (140)
+ *   low terms summed onto the shifted high sum                        173
+ *   half a softmax for up to 64 rows, underflow masked in 2^x         162 (98)    an underflowing lane costs 100 cycles
+ *   lanes dealt without looking at rows (attend.c)                    153 (89)
+ *
+ * Not tried: vpdpwssd on codes widened to 16 bits (as many products an instruction as two byte terms, twice the
+ * unpacking); one byte term of q where the logits are small.
  */
 #include <string.h>
 
