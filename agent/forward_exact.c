@@ -11,8 +11,8 @@
 #include <string.h>
 
 enum {
-    LANES = 8,         /* partial sums of a product, added up in double at the end */
-    TILE_ROWS = 16,    /* weight rows dequantised together */
+    LANES = 8,         /* partial sums of a product */
+    TILE_ROWS = 32,    /* weight rows dequantised together */
     SLICE_ROWS = 2048, /* weight rows in memory as float at a time */
     LOGIT_ROWS = 16    /* tokens whose logits are held at a time */
 };
@@ -40,20 +40,17 @@ typedef struct rows {
 static float dot(const float *a, const float *b, int64_t n)
 {
     float lane[LANES] = {0};
+    float rest = 0.0f;
     int64_t i = 0;
-    double sum = 0.0;
     for (; i + LANES <= n; i += LANES) {
         for (int j = 0; j < LANES; j++) {
             lane[j] += a[i + j] * b[i + j];
         }
     }
     for (; i < n; i++) {
-        sum += (double)(a[i] * b[i]);
+        rest += a[i] * b[i];
     }
-    for (int j = 0; j < LANES; j++) {
-        sum += (double)lane[j];
-    }
-    return (float)sum;
+    return ((lane[0] + lane[4]) + (lane[1] + lane[5])) + ((lane[2] + lane[6]) + (lane[3] + lane[7])) + rest;
 }
 
 typedef struct product {
@@ -143,12 +140,8 @@ static void rotate_position(const krn_rope *rope, int64_t position, float *x)
 }
 
 /* QK norm and position of `heads` heads in each of n rows. */
-static void finish_heads(const model *m,
-        float *x,
-        int n,
-        int heads,
-        const float *norm,
-        int64_t first_position)
+static void finish_heads(
+        const model *m, float *x, int n, int heads, const float *norm, int64_t first_position)
 {
     int d = m->config.d;
     for (int t = 0; t < n; t++) {
