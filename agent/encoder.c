@@ -68,7 +68,32 @@ static status load_vector(
     return ST_OK;
 }
 
-static status load_matrix(const encoder *n,
+/* The weights as Q8_0 blocks, kept until close. */
+static status code_matrix(encoder *n, const safetensor *t, int64_t rows, int64_t cols, krn_matrix **out, err *e)
+{
+    size_t row_bytes = (size_t)(cols / krn_type_block_elements(KRN_Q8_0)) * (size_t)krn_type_block_bytes(KRN_Q8_0);
+    size_t element = t->type == KRN_F32 ? 4 : 2;
+    uint8_t *code = base_alloc((size_t)rows * row_bytes);
+    float *row = base_zalloc((size_t)cols, sizeof *row);
+    void *list = n->code;
+    status st = code == NULL || row == NULL ? ST_ERR_MEMORY
+                                            : base_grow(&list, &n->code_cap, n->n_code + 1, 4096, sizeof *n->code);
+    n->code = list;
+    if (st != ST_OK) {
+        base_free(code);
+        base_free(row);
+        return no_memory(n, e);
+    }
+    for (int64_t r = 0; r < rows; r++) {
+        krn_dequantize(t->type, (const uint8_t *)t->data + (size_t)(r * cols) * element, row, cols);
+        krn_quantize_q8_0(row, code + (size_t)r * row_bytes, cols);
+    }
+    base_free(row);
+    n->code[n->n_code++] = code;
+    return krn_matrix_open(n->pool, KRN_Q8_0, rows, cols, code, out, e);
+}
+
+static status load_matrix(encoder *n,
         int64_t rows,
         int64_t cols,
         const char *prefix,
@@ -78,7 +103,9 @@ static status load_matrix(const encoder *n,
 {
     safetensor t;
     TRY(find_tensor(n, rows, cols, &t, e, "%s%s.weight", prefix, name));
-    return krn_matrix_open(n->pool, t.type, rows, cols, t.data, out, e);
+    return n->coded && cols % krn_type_block_elements(KRN_Q8_0) == 0
+            ? code_matrix(n, &t, rows, cols, out, e)
+            : krn_matrix_open(n->pool, t.type, rows, cols, t.data, out, e);
 }
 
 static status load_norm(const encoder *n, const char *prefix, const char *name, encoder_norm *out, err *e)
@@ -89,7 +116,7 @@ static status load_norm(const encoder *n, const char *prefix, const char *name, 
     return load_vector(n, n->config.width, full, ".bias", &out->bias, e);
 }
 
-static status load_linear(const encoder *n,
+static status load_linear(encoder *n,
         int64_t rows,
         int64_t cols,
         const char *prefix,
@@ -195,7 +222,7 @@ static status take_fingerprint(encoder *n, const char *vocab_path, err *e)
 {
     base_map vocab = {0};
     const encoder_config *c = &n->config;
-    uint64_t parts[11] = {1 /* raise when the same files would give other embeddings */};
+    uint64_t parts[12] = {1 /* raise when the same files would give other embeddings */};
     size_t bytes;
     const void *weights = safetensors_bytes(n->file, &bytes);
     TRY(base_map_open(vocab_path, &vocab, e));
@@ -209,6 +236,7 @@ static status take_fingerprint(encoder *n, const char *vocab_path, err *e)
     uint32_t eps_bits;
     memcpy(&eps_bits, &c->eps, sizeof eps_bits);
     parts[10] = eps_bits;
+    parts[11] = n->coded;
     n->fingerprint = XXH3_64bits(parts, sizeof parts);
     return ST_OK;
 }
@@ -258,13 +286,14 @@ static status open_parts(encoder *n, const char *folder, err *e)
 
 /* ---- public ---- */
 
-status encoder_open(krn_pool *pool, const char *folder, encoder **out, err *e)
+static status open_encoder(krn_pool *pool, const char *folder, bool coded, encoder **out, err *e)
 {
     encoder *n = base_zalloc(1, sizeof *n);
     if (n == NULL) {
         return FAIL(e, ST_ERR_MEMORY, "%s: no memory for the encoder", folder);
     }
     n->pool = pool;
+    n->coded = coded;
     n->name = folder_name(folder);
     status result = n->name == NULL ? FAIL(e, ST_ERR_MEMORY, "%s: no memory for the encoder", folder)
                                     : open_parts(n, folder, e);
@@ -274,6 +303,16 @@ status encoder_open(krn_pool *pool, const char *folder, encoder **out, err *e)
     }
     *out = n;
     return ST_OK;
+}
+
+status encoder_open(krn_pool *pool, const char *folder, encoder **out, err *e)
+{
+    return open_encoder(pool, folder, false, out, e);
+}
+
+status encoder_open_coded(krn_pool *pool, const char *folder, encoder **out, err *e)
+{
+    return open_encoder(pool, folder, true, out, e);
 }
 
 static void close_linear(encoder_linear *l)
@@ -309,6 +348,10 @@ void encoder_close(encoder *n)
     for (int i = 0; n->layers != NULL && i < n->config.layers; i++) {
         close_layer(&n->layers[i]);
     }
+    for (size_t i = 0; i < n->n_code; i++) {
+        base_free(n->code[i]);
+    }
+    base_free(n->code);
     base_free(n->layers);
     base_free(n->position_embedding);
     close_norm(&n->after_embedding);

@@ -24,6 +24,9 @@ const void *safetensors_bytes(const safetensors *s, size_t *bytes); /* the whole
  * may hold sentence_bert_config.json (how many ids a text may have) and 1_Pooling/config.json (must say mean). */
 typedef struct encoder encoder;
 status encoder_open(krn_pool *pool, const char *folder, encoder **out, err *e);
+/* The same with 8-bit weights and activations in the layers' products: three times faster, unit vectors within a cosine
+ * of 0.99 of the exact ones (tested), which matching does not notice. Another fingerprint. */
+status encoder_open_coded(krn_pool *pool, const char *folder, encoder **out, err *e);
 void encoder_close(encoder *n);
 int encoder_dim(const encoder *n);
 const char *encoder_name(const encoder *n);

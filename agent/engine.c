@@ -245,7 +245,7 @@ static status load_models(agent_engine *g, err *e)
     TRY(tokenizer_open(model_gguf(g->model), &g->tokenizer, e));
     TRY(chat_template_open(model_gguf(g->model), g->options.chat_template, &g->x.template, e));
     TRY(find_encoder(g, encoder_path, sizeof encoder_path, e));
-    TRY(encoder_open(g->pool, encoder_path, &g->encoder, e));
+    TRY(encoder_open_coded(g->pool, encoder_path, &g->encoder, e));
     const model_config *c = model_get_config(g->model);
     g->x.shape = (kvq_shape){.layers = c->layers, .kv_heads = c->kv_heads, .d = c->d};
     const char *codec = g->options.codec != NULL ? g->options.codec : "turboquant";

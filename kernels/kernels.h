@@ -50,6 +50,8 @@ int krn_type_block_elements(krn_type type);  /* 1, 32 or 256 */
 int krn_type_block_bytes(krn_type type);
 /* n elements (a multiple of the block) to float32, the same values as ggml's. */
 void krn_dequantize(krn_type type, const void *src, float *dst, int64_t n);
+/* n floats (a multiple of 32) to Q8_0 blocks, 34 bytes per 32. */
+void krn_quantize_q8_0(const float *src, void *dst, int64_t n);
 
 /* ---- matrix products: y[t][o] = sum_i w[o][i] x[t][i] ---- */
 

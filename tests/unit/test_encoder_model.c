@@ -98,6 +98,46 @@ static float *embed_many(encoder *n, int count)
     return out;
 }
 
+/* 8-bit products: a text's vector stays within a cosine of 0.99 of its exact one, cosines between texts within 0.03, and
+ * the same text gives the same bits alone and in a batch. */
+static void coded_vectors_stay_close(void **state)
+{
+    (void)state;
+    krn_pool *pool = NULL;
+    encoder *exact = open_encoder(2, &pool), *coded = NULL;
+    assert_int_equal(encoder_open_coded(pool, folder, &coded, NULL), ST_OK);
+    assert_true(encoder_fingerprint(exact) != encoder_fingerprint(coded));
+    float *a = embed_many(exact, TEXTS), *b = embed_many(coded, TEXTS), *one = embed_many(coded, 1);
+    double worst = 1.0, apart = 0.0;
+    for (int i = 0; i < TEXTS; i++) {
+        for (int j = 0; j < TEXTS; j++) {
+            double same = 0.0, aa = 0.0, bb = 0.0;
+            for (int c = 0; c < DIM; c++) {
+                same += (double)a[i * DIM + c] * (double)b[i * DIM + c];
+                aa += (double)a[i * DIM + c] * (double)a[j * DIM + c];
+                bb += (double)b[i * DIM + c] * (double)b[j * DIM + c];
+            }
+            double norm = 0.0;
+            for (int c = 0; c < DIM; c++) {
+                norm += (double)a[i * DIM + c] * (double)a[i * DIM + c];
+            }
+            worst = norm > 0.5 && same < worst ? same : worst;
+            double d = aa > bb ? aa - bb : bb - aa;
+            apart = d > apart ? d : apart;
+        }
+    }
+    print_message("coded against exact: cosine at least %.4f, cosines between texts within %.4f\n", worst, apart);
+    assert_true(worst > 0.99);
+    assert_true(apart < 0.03);
+    assert_memory_equal(one, b, DIM * sizeof *one);
+    base_free(a);
+    base_free(b);
+    base_free(one);
+    encoder_close(exact);
+    encoder_close(coded);
+    krn_pool_close(pool);
+}
+
 static void ids_are_the_references(void **state)
 {
     (void)state;
@@ -343,6 +383,7 @@ static void survives_failed_allocations(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+            cmocka_unit_test(coded_vectors_stay_close),
             cmocka_unit_test(ids_are_the_references),
             cmocka_unit_test(vectors_are_the_references),
             cmocka_unit_test(vector_does_not_depend_on_the_batch),
