@@ -94,7 +94,7 @@ static void prepare_query(const attend *w, int row, int variant, int head)
     const krn_rotation turn_only = {.kind = space->kind, .matrix = space->matrix};
     size_t at = (size_t)(w->first_row + row);
     attn_query *q = query_at(w, row, variant, head);
-    float *x = attn_query_x(q), turned[ATTN_D_MAX];
+    float *x = q->x, turned[ATTN_D_MAX];
     memcpy(turned, a->q + (at * (size_t)a->n_q_heads + (size_t)head) * (size_t)a->d,
             (size_t)a->d * sizeof *x);
     krn_rope_apply(a->rope,
@@ -224,7 +224,7 @@ static void walk_lane(walk *k, int lane, int which)
 static void finish_query(const attend *w, int row, int head, const attn_state *s)
 {
     const krn_attend_args *a = w->a;
-    const float *o = (const float *)((uintptr_t)s + sizeof *s);
+    const float *o = s->o;
     float mean[ATTN_D_MAX], scale = s->total > 0.0f ? 1.0f / s->total : 0.0f;
     for (int c = 0; c < a->d; c++) {
         mean[c] = o[c] * scale;

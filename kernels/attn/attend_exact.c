@@ -150,13 +150,11 @@ static void attend_one(const krn_attend_args *a, int row, int h, exact_query *q,
     size_t n = 0;
     for (int i = 0; i < head->n_spans; i++) {
         for (int r = 0; r < head->spans[i].rows; r++, n++) {
-            if (logits[n] > -INFINITY) {
-                double p = exp(logits[n] - top);
-                read_v(head, &head->spans[i], d, r, v);
-                total += p;
-                for (int c = 0; c < d; c++) {
-                    o[c] += p * v[c];
-                }
+            double p = logits[n] > -INFINITY ? exp(logits[n] - top) : 0.0;
+            read_v(head, &head->spans[i], d, r, v);
+            total += p;
+            for (int c = 0; c < d && p > 0.0; c++) { /* what is not seen may be anything */
+                o[c] += p * v[c];
             }
         }
     }

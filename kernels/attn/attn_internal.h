@@ -24,14 +24,14 @@ typedef struct attn_levels {
     float k_unit, k_base, v_unit, v_base;
 } attn_levels;
 
-/* A query in the space of stored keys, followed by float x[d], then int8_t high[d] and low[d]:
- * x ~ step * (128 high + low). */
+/* A query in the space of stored keys: x ~ step * (128 high + low). */
 typedef struct attn_query {
     float factor; /* score = factor * <x, k> + offset, in powers of two */
     float offset; /* of the mean of keys */
     float step;
     float sum; /* of 128 high + low */
     float pad[12];
+    float x[]; /* [d], then int8_t high[d] and low[d] */
 } attn_query;
 _Static_assert(sizeof(attn_query) == 64, "arrays behind it stay aligned");
 
@@ -40,31 +40,22 @@ static inline size_t attn_query_bytes(int d)
     return sizeof(attn_query) + 6 * (size_t)d;
 }
 
-static inline float *attn_query_x(const attn_query *q)
+static inline const int8_t *attn_query_high(const attn_query *q, int d)
 {
-    return (float *)((uintptr_t)q + sizeof *q);
+    return (const int8_t *)(q->x + d);
 }
 
-static inline int8_t *attn_query_high(const attn_query *q, int d)
-{
-    return (int8_t *)(attn_query_x(q) + d);
-}
-
-/* Sum so far: of p = 2^(score - top), and of p times the value, followed by float o[d]. */
+/* Sum so far: of p = 2^(score - top), and of p times the value. */
 typedef struct attn_state {
     float top, total;
     float pad[14];
+    float o[]; /* [d] */
 } attn_state;
 _Static_assert(sizeof(attn_state) == 64, "the array behind it stays aligned");
 
 static inline size_t attn_state_bytes(int d)
 {
     return sizeof(attn_state) + 4 * (size_t)d;
-}
-
-static inline float *attn_state_o(attn_state *s)
-{
-    return (float *)((uintptr_t)s + sizeof *s);
 }
 
 typedef struct attn_chunk {

@@ -24,7 +24,7 @@ static void score_all(
         }
         for (int j = 0; j < n; j++) {
             const attn_query *query = jobs[j].query;
-            const float *q = attn_query_x(query);
+            const float *q = query->x;
             __m256 even = _mm256_mul_ps(_mm256_loadu_ps(q), _mm256_loadu_ps(k));
             __m256 odd = _mm256_mul_ps(_mm256_loadu_ps(q + 8), _mm256_loadu_ps(k + 8));
             for (int i = 16; i < c->d; i += 16) {
@@ -76,7 +76,7 @@ static inline __attribute__((always_inline)) void add_values(
         add_rows(v, c->d, 0, shared, p, count, sum);
         for (int j = 0; j < count; j++) {
             add_rows(v, c->d, shared, jobs[j].visible, p + j, 1, sum + j);
-            float *o = attn_state_o(jobs[j].state) + strip;
+            float *o = jobs[j].state->o + strip;
             for (int i = 0; i < STRIP / 8; i++) {
                 __m256 part = _mm256_mul_ps(sum[j][i], _mm256_set1_ps(blended[j].weight));
                 __m256 old = _mm256_loadu_ps(o + 8 * i);

@@ -41,7 +41,7 @@ static inline __attribute__((always_inline)) void score_rows(
 {
     for (int j = 0; j < n; j++) {
         const attn_query *query = jobs[j].query;
-        const float *q = attn_query_x(query);
+        const float *q = query->x;
         __m512 sum[ROWS];
         for (int r = 0; r < ROWS; r++) {
             sum[r] = _mm512_mul_ps(_mm512_loadu_ps(q), _mm512_loadu_ps(k + r * d));
@@ -121,7 +121,7 @@ static inline __attribute__((always_inline)) void add_values(
         add_rows(v, c->d, 0, shared, p, count, sum);
         for (int j = 0; j < count; j++) {
             add_rows(v, c->d, shared, jobs[j].visible, p + j, 1, sum + j);
-            float *o = attn_state_o(jobs[j].state) + strip;
+            float *o = jobs[j].state->o + strip;
             for (int i = 0; i < STRIP / 16; i++) {
                 __m512 part = _mm512_mul_ps(sum[j][i], _mm512_set1_ps(blended[j].weight));
                 __m512 old = _mm512_loadu_ps(o + 16 * i);

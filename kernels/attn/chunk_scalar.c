@@ -107,7 +107,7 @@ static void chunk_jobs(const attn_chunk *c, const attn_job *jobs, int n, row_rea
     for (int r = 0; r < c->rows; r++) {
         read_k(c, r, x);
         for (int j = 0; j < n; j++) {
-            const float *q = attn_query_x(jobs[j].query);
+            const float *q = jobs[j].query->x;
             float dot = 0.0f;
             for (int i = 0; i < c->d; i++) {
                 dot += q[i] * x[i];
@@ -129,7 +129,7 @@ static void chunk_jobs(const attn_chunk *c, const attn_job *jobs, int n, row_rea
         }
     }
     for (int j = 0; j < n; j++) {
-        float *o = attn_state_o(jobs[j].state);
+        float *o = jobs[j].state->o;
         for (int i = 0; i < c->d; i++) {
             o[i] = o[i] * shrink[j] + sums[j][i] * weight[j];
         }
@@ -158,8 +158,8 @@ static void pack_scalar(attn_query *q, int d)
 
 static void merge_scalar(attn_state *into, const attn_state *from, int d)
 {
-    const float *x = (const float *)((uintptr_t)from + sizeof *from);
-    float *o = attn_state_o(into);
+    const float *x = from->o;
+    float *o = into->o;
     float both = into->top > from->top ? into->top : from->top;
     float shrink = exp2_poly(into->top - both), weight = exp2_poly(from->top - both);
     into->total = into->total * shrink + from->total * weight;

@@ -221,7 +221,7 @@ static void blend_values(const attn_job *job, int slab, const int32_t *sum, cons
     const __m256 step = _mm256_set1_ps(w->value_step[j] * w->blended[j].weight);
     const __m256 base = _mm256_set1_ps(w->value_base[j] * w->blended[j].weight);
     for (int i = 0; i < 16; i += 8) {
-        float *o = attn_state_o(job->state) + 16 * slab + i;
+        float *o = job->state->o + 16 * slab + i;
         __m256 x = _mm256_cvtepi32_ps(_mm256_loadu_si256((const __m256i *)(sum + i)));
         __m256 part = _mm256_fmadd_ps(x, step, base);
         _mm256_storeu_ps(o, _mm256_fmadd_ps(_mm256_loadu_ps(o), _mm256_set1_ps(w->blended[j].shrink), part));
@@ -304,8 +304,8 @@ static void page_avx2(const attn_chunk *c, const attn_job *jobs, int n)
 
 static void pack_avx2(attn_query *q, int d)
 {
-    const float *x = attn_query_x(q);
-    int8_t *high = attn_query_high(q, d), *low = high + d;
+    const float *x = q->x;
+    int8_t *high = (int8_t *)(q->x + d), *low = high + d;
     const __m256 no_sign = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff));
     __m256 most = _mm256_setzero_ps();
     for (int i = 0; i < d; i += 8) {
@@ -332,8 +332,8 @@ static void pack_avx2(attn_query *q, int d)
 
 static void merge_avx2(attn_state *into, const attn_state *from, int d)
 {
-    const float *x = (const float *)((uintptr_t)from + sizeof *from);
-    float *o = attn_state_o(into);
+    const float *x = from->o;
+    float *o = into->o;
     blend b = blend_tops(&into->top, from->top);
     into->total = into->total * b.shrink + from->total * b.weight;
     for (int i = 0; i < d; i += 8) {

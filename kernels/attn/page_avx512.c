@@ -10,8 +10,8 @@
  *
  * Bytes, operations, roof (d 64, one KV head, group g, 128 tokens): 4,608 bytes. Per query 512 vpdpbusd, 208 to sum
  * lines, about 220 for the softmax; per page 576 to unpack. At two 512-bit operations a cycle that is 470 + 288 / g
- * cycles per query: with g = 3 a core takes in 4,608 bytes per 1,700 cycles, so it is the arithmetic and not the memory
- * that bounds it (8 GB/s at 3 GHz; one core reads more from its second-level cache and about that from memory).
+ * cycles per query: with g = 3 a core takes in 4,608 bytes per 1,700 cycles, 8 GB/s at 3 GHz. So the arithmetic bounds it
+ * as long as memory gives a core that much.
  *
  * Tried, 59 full pages of 3 KV heads, 9 query heads, d 64, one thread, microseconds a layer (the same 59 pages with 25 rows
  * each in brackets); least of some hundred runs on a server core with two 512-bit ports:
@@ -336,7 +336,7 @@ static inline __attribute__((always_inline)) void add_values(
     for (int slab = 0; slab < c->d / 16; slab++) {
         dot_block(plane + 512 * slab, t, shifts, false, w, n, s);
         for (int j = 0; j < n; j++) {
-            float *o = attn_state_o(jobs[j].state) + 16 * slab;
+            float *o = jobs[j].state->o + 16 * slab;
             const blend b = w->blended[j];
             __m512 sum = _mm512_cvtepi32_ps(_mm512_permutexvar_epi32(at, s[j]));
             __m512 part = _mm512_fmadd_ps(sum, _mm512_set1_ps(w->value_step[j] * b.weight),
@@ -392,8 +392,8 @@ static void page_avx512(const attn_chunk *c, const attn_job *jobs, int n)
 
 static void pack_avx512(attn_query *q, int d)
 {
-    const float *x = attn_query_x(q);
-    int8_t *high = attn_query_high(q, d), *low = high + d;
+    const float *x = q->x;
+    int8_t *high = (int8_t *)(q->x + d), *low = high + d;
     __m512 most = _mm512_setzero_ps();
     for (int i = 0; i < d; i += 16) {
         most = _mm512_max_ps(most, _mm512_abs_ps(_mm512_loadu_ps(x + i)));
@@ -416,8 +416,8 @@ static void pack_avx512(attn_query *q, int d)
 
 static void merge_avx512(attn_state *into, const attn_state *from, int d)
 {
-    const float *x = (const float *)((uintptr_t)from + sizeof *from);
-    float *o = attn_state_o(into);
+    const float *x = from->o;
+    float *o = into->o;
     blend b = blend_tops(&into->top, from->top);
     into->total = into->total * b.shrink + from->total * b.weight;
     for (int i = 0; i < d; i += 16) {
