@@ -163,6 +163,7 @@ int64_t sessions_find_fork(const sessions *t, const char *tenant, const int32_t 
 void sessions_note_saved(sessions *t, const session *s); /* registers chain and fork points */
 size_t sessions_resident_bytes(const sessions *t);
 size_t sessions_resident_count(const sessions *t);
+tiers_usage sessions_usage(const sessions *t);
 
 /* ---- results as protocol members ---- */
 cJSON *report_chat(const job *j);

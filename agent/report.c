@@ -296,6 +296,11 @@ cJSON *report_stats(agent_engine *g)
     cJSON *m = cJSON_AddObjectToObject(o, "resident");
     add_number(m, "sessions", (double)sessions_resident_count(g->sessions));
     add_number(m, "bytes", (double)sessions_resident_bytes(g->sessions));
+    tiers_usage u = sessions_usage(g->sessions);
+    add_number(m, "pinned_bytes", (double)u.pinned_bytes);
+    add_number(m, "coded_bytes", (double)u.coded_bytes);
+    add_number(m, "recent_bytes", (double)u.recent_bytes);
+    add_number(m, "exact_share", u.tokens > 0 ? (double)u.exact_tokens / (double)u.tokens : 0);
     add_number(m, "cap_bytes", (double)g->options.host_cache_bytes);
     cJSON *s = cJSON_AddObjectToObject(o, "store");
     add_number(s, "index_bytes", (double)st.index_bytes);

@@ -148,6 +148,15 @@ size_t sessions_resident_count(const sessions *t)
     return t->n_resident;
 }
 
+tiers_usage sessions_usage(const sessions *t)
+{
+    tiers_usage sum = {0};
+    for (size_t i = 0; i < t->n_resident; i++) {
+        tiers_add_usage(t->resident[i]->tiers, &sum);
+    }
+    return sum;
+}
+
 static void drop_resident(sessions *t, size_t i)
 {
     session_close(t->resident[i]);

@@ -247,6 +247,19 @@ size_t tiers_resident_bytes(const tiers *t)
     return bytes + (t->gathered != NULL ? (size_t)t->view.n_pieces * kvq_column_bytes(t->codec) : 0);
 }
 
+void tiers_add_usage(const tiers *t, tiers_usage *sum)
+{
+    int64_t kept = tiers_exact_kept(t), sinks = t->tokens < TIERS_SINK_TOKENS ? t->tokens : TIERS_SINK_TOKENS;
+    int64_t exact = sinks + (t->tokens > kept ? t->tokens - kept : 0);
+    sum->pinned_bytes += pages_of(t) * head_elements(t, TIERS_SINK_TOKENS) * sizeof(uint16_t);
+    sum->recent_bytes += t->n_blocks * block_bytes(t);
+    for (size_t i = 0; i < t->n_columns; i++) {
+        sum->coded_bytes += t->columns[i] != NULL ? t->columns[i]->bytes : 0;
+    }
+    sum->tokens += t->tokens;
+    sum->exact_tokens += exact < t->tokens ? exact : t->tokens;
+}
+
 /* Start of K (v false) or V rows of one head in a BF16 area of `rows` rows. */
 static uint16_t *head_rows(const tiers *t, uint16_t *area, int rows, int layer, int head, bool v)
 {

@@ -87,6 +87,12 @@ int64_t tiers_tokens(const tiers *t);
 int64_t tiers_columns(const tiers *t);     /* coded so far */
 int64_t tiers_exact_kept(const tiers *t);  /* first token whose BF16 rows are still held, sinks aside */
 size_t tiers_resident_bytes(const tiers *t);
+/* Adds what is in memory by tier, and how many of the tokens are held in BF16. */
+typedef struct tiers_usage {
+    uint64_t pinned_bytes, coded_bytes, recent_bytes;
+    int64_t tokens, exact_tokens;
+} tiers_usage;
+void tiers_add_usage(const tiers *t, tiers_usage *sum);
 
 /* Makes the gathered pages of a windowed view (or makes sure that a plain one's columns are in memory). Until the
  * next call the view is the current one. ST_ERR_CORRUPT and the like come from the loader. */
