@@ -13,14 +13,15 @@ typedef struct gguf_string {
 typedef struct gguf_tensor {
     gguf_string name;
     krn_type type;
-    int rank;          /* 1 to 4 */
-    int64_t size[4];   /* size[0] is the contiguous axis (cols); unused ones are 1 */
+    int rank;        /* 1 to 4 */
+    int64_t size[4]; /* size[0] is the contiguous axis (cols); unused ones are 1 */
     const void *data;
     uint64_t bytes;
 } gguf_tensor;
 
 status gguf_open(const char *path, gguf **out, err *e);
-status gguf_open_memory(const void *data, size_t bytes, const char *name, gguf **out, err *e); /* borrowed; fuzzing */
+status gguf_open_memory(
+        const void *data, size_t bytes, const char *name, gguf **out, err *e); /* borrowed; fuzzing */
 void gguf_close(gguf *g);
 const char *gguf_path(const gguf *g);
 
@@ -29,8 +30,10 @@ status gguf_get_u64(const gguf *g, const char *key, uint64_t *out, err *e); /* a
 status gguf_get_f64(const gguf *g, const char *key, double *out, err *e);   /* F32 or F64 */
 status gguf_get_bool(const gguf *g, const char *key, bool *out, err *e);
 status gguf_get_string(const gguf *g, const char *key, gguf_string *out, err *e);
-status gguf_get_string_array(const gguf *g, const char *key, const gguf_string **out, size_t *n, err *e); /* owned by g */
-status gguf_get_i32_array(const gguf *g, const char *key, const int32_t **out, size_t *n, err *e);        /* owned by g */
+status gguf_get_string_array(
+        const gguf *g, const char *key, const gguf_string **out, size_t *n, err *e); /* owned by g */
+status gguf_get_i32_array(
+        const gguf *g, const char *key, const int32_t **out, size_t *n, err *e); /* owned by g */
 status gguf_get_f32_array(const gguf *g, const char *key, const float **out, size_t *n, err *e);
 bool gguf_has(const gguf *g, const char *key);
 const gguf_tensor *gguf_find(const gguf *g, const char *name); /* NULL when missing */

@@ -29,7 +29,8 @@ status jsonl_check(const char *text, size_t bytes, err *e);
 /* Getters of a request's members. Names are matched exactly; ST_ERR_FORMAT names the member. A missing member yields
  * the default where there is one. */
 status jsonl_get_bool(const cJSON *o, const char *name, bool missing, bool *out, err *e);
-status jsonl_get_int(const cJSON *o, const char *name, int64_t missing, int64_t min, int64_t max, int64_t *out, err *e);
+status jsonl_get_int(
+        const cJSON *o, const char *name, int64_t missing, int64_t min, int64_t max, int64_t *out, err *e);
 bool jsonl_has(const cJSON *o, const char *name);
 /* The text of a request: member "text", or "b64" for bytes that JSON cannot carry; exactly one of them. Replaces the
  * content of `out`, which the caller frees; out->max is set when it is 0. */
@@ -43,6 +44,7 @@ status jsonl_base64_decode(const char *text, size_t bytes, base_buf *out, err *e
 /* Members of a reply. ST_ERR_MEMORY is the only failure. Text may hold any bytes: ill-formed UTF-8 becomes U+FFFD. */
 status jsonl_add_text(cJSON *reply, const char *name, const void *text, size_t bytes);
 status jsonl_add_ids(cJSON *reply, const char *name, const int32_t *ids, size_t n);
-status jsonl_add_floats(cJSON *reply, const char *name, const float *x, size_t n); /* 9 digits: exact; NaN as null */
+status jsonl_add_floats(
+        cJSON *reply, const char *name, const float *x, size_t n); /* 9 digits: exact; NaN as null */
 
 #endif

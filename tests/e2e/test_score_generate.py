@@ -1,8 +1,8 @@
-"""python3 tests/e2e/test_score_generate.py EPIMEM MODEL [--full]
+"""epimem score and epimem generate against transformers' values for the default model (tests/data/forward).
 
-`epimem score` and `epimem generate` against transformers' values for the default model (tests/data/forward):
-the reference pass within float32 tolerances, the product's pass within those of 8-bit activations, greedy paths,
-and what bad lines and bad arguments do. --full adds the prompts of 1,000 and 2,500 tokens to the reference pass.
+The reference pass within float32 tolerances, the product's pass within those of 8-bit activations, greedy paths, tiny
+models of other architectures, and what bad lines and bad arguments do. With the argument "full" the reference pass also
+scores the prompts of 1,000 and 2,500 tokens.
 """
 import json
 import math
@@ -12,25 +12,20 @@ import sys
 import time
 from pathlib import Path
 
-program, model = sys.argv[1:3]
-full = "--full" in sys.argv[3:]
-here = Path(__file__).resolve().parent
-data = here.parent / "data" / "forward"
+from harness import MODEL, PROGRAM, ROOT, check, environment, finish
+
+full = "full" in sys.argv[1:]
+data = Path(ROOT, "tests", "data", "forward")
+tiny = Path(ROOT, "tests", "data", "tiny")
 prompts = json.loads((data / "forward.json").read_text())
 greedy = json.loads((data / "greedy.json").read_text())
-failures = []
 
 
-def check(what, good, detail=""):
-    print("ok  " if good else "FAIL", what, "" if good else str(detail)[:300], flush=True)
-    if not good:
-        failures.append(what)
-
-
-def run(command, lines, *arguments):
-    """Exit status and answers of one process that gets these requests."""
+def run(command, lines, *arguments, model=MODEL):
+    """Exit status, answers and complaints of one process that gets these requests."""
     text = "".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines)
-    done = subprocess.run([program, command, "-m", model, *arguments], input=text, capture_output=True, text=True)
+    done = subprocess.run([PROGRAM, command, "-m", str(model), *arguments], input=text, capture_output=True, text=True,
+                          env=environment())
     return done.returncode, [json.loads(line) for line in done.stdout.splitlines()], done.stderr
 
 
@@ -130,6 +125,23 @@ def generate_as_product():
     check("another seed differs", a != c)
 
 
+def score_tiny_models():
+    """Other architectures, without a vocabulary: ids in, ids out."""
+    for m in json.loads((tiny / "models.json").read_text()):
+        model = tiny / f'{m["name"]}.gguf'
+        ids, vocab = m["ids"], m["vocab"]
+        for kind, arguments in (("logits", ["--exact"]), ("bf16kv", [])):
+            logits = floats(tiny / f'{m["name"]}.{kind}.f32')
+            rows = [logits[i * vocab:(i + 1) * vocab] for i in range(len(ids))]
+            norms = [math.log(sum(map(math.exp, row))) for row in rows]
+            code, answers, said = run("score", [{"ids": ids}], *arguments, model=model)
+            worst = max(abs(n - row[i] - got) for n, row, i, got in zip(norms, rows, ids[1:], answers[0].get("nll", [math.inf])))
+            check(f'{m["name"]} {kind}: each nll within 1e-3', code == 0 and len(answers[0]["nll"]) == len(ids) - 1 and worst <= 1e-3, (worst, said))
+        code, answers, _ = run("generate", [{"ids": ids, "max_tokens": 3}, {"messages": [{"role": "user", "content": "Hi"}]}], model=model)
+        check(f'{m["name"]}: generates ids alone', code == 1 and len(answers[0]["ids"]) == 3 and "text" not in answers[0], answers)
+        check(f'{m["name"]}: has no words for messages', "no vocabulary" in answers[1]["error"], answers[1])
+
+
 def refuse_bad_lines():
     bad = ["", "{", "[1]", "{} {}", '{"ids":[1],"ids":[2]}', '{"text":"a\\u0000"}', {"ids": []}, {"ids": [49152]}, {"ids": [-1]},
            {"ids": [1.5]}, {"ids": ["1"]}, {"ids": [1], "text": "a"}, {"ids": [1] * 8193}, {}]
@@ -154,21 +166,21 @@ def refuse_bad_lines():
 
 def refuse_bad_arguments():
     for command in ("score", "generate"):
-        done = subprocess.run([program, command, "--help"], capture_output=True, text=True)
+        done = subprocess.run([PROGRAM, command, "--help"], capture_output=True, text=True, env=environment())
         check(f"{command} --help", done.returncode == 0 and f"epimem {command} -m MODEL" in done.stdout)
-        done = subprocess.run([program, command], input="", capture_output=True, text=True)
+        done = subprocess.run([PROGRAM, command], input="", capture_output=True, text=True)
         check(f"{command} without a model", done.returncode == 2 and "-m" in done.stderr, done)
-        done = subprocess.run([program, command, "-m", str(data / "forward.json")], input="", capture_output=True, text=True)
+        done = subprocess.run([PROGRAM, command, "-m", str(data / "forward.json")], input="", capture_output=True, text=True)
         check(f"{command} with no model file", done.returncode == 1 and "forward.json" in done.stderr and "magic" in done.stderr, done)
-    corpus = here.parent / "fuzz" / "corpus" / "gguf"
+    corpus = Path(ROOT, "tests", "fuzz", "corpus", "gguf")
     for file in sorted(corpus.glob("*.gguf")):
-        done = subprocess.run([program, "score", "-m", str(file)], input="", capture_output=True, text=True, timeout=5)
+        done = subprocess.run([PROGRAM, "score", "-m", str(file)], input="", capture_output=True, text=True, timeout=5)
         check(f"{file.name}: refused by name", done.returncode == 1 and file.name in done.stderr and not done.stdout, done)
 
 
 def answers_come_at_once():
     """A line is answered before the next is sent, and before the end of input."""
-    with subprocess.Popen([program, "score", "-m", model], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as p:
+    with subprocess.Popen([PROGRAM, "score", "-m", MODEL], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as p:
         for ids in ([1, 2], [3]):
             p.stdin.write(json.dumps({"ids": ids}) + "\n")
             p.stdin.flush()
@@ -182,8 +194,8 @@ score_as_product(score_exactly())
 follow_greedy_paths()
 feed_greedy_paths()
 generate_as_product()
+score_tiny_models()
 refuse_bad_lines()
 refuse_bad_arguments()
 answers_come_at_once()
-print(f"{len(failures)} failed" if failures else "all passed")
-sys.exit(1 if failures else 0)
+finish()
