@@ -18,19 +18,20 @@
 typedef struct agent_engine agent_engine;
 
 typedef struct agent_options {
-    const char *model_path;    /* GGUF */
-    const char *encoder_path;  /* folder with model.safetensors and vocab.txt; NULL: all-MiniLM-L6-v2 beside the model */
-    const char *data_path;     /* NULL: a temporary folder, removed at close */
-    const char *codec;         /* NULL: the default */
+    const char *model_path; /* GGUF */
+    const char *
+            encoder_path; /* folder with model.safetensors and vocab.txt; NULL: all-MiniLM-L6-v2 beside the model */
+    const char *data_path;        /* NULL: a temporary folder, removed at close */
+    const char *codec;            /* NULL: the default */
     const char *calibration_path; /* NULL: none */
-    const char *chat_template; /* name; NULL: recognised from the model file */
-    const char *alias;         /* model name shown to clients; NULL: from the file */
-    int threads;               /* <= 0: one per core */
-    int64_t context_tokens;    /* 0: the model's */
-    int64_t recall_tokens;     /* budget of recalled rows, and up to how many tokens a session is attended whole;
+    const char *chat_template;    /* name; NULL: recognised from the model file */
+    const char *alias;            /* model name shown to clients; NULL: from the file */
+    int threads;                  /* <= 0: one per core */
+    int64_t context_tokens;       /* 0: the model's */
+    int64_t recall_tokens; /* budget of recalled rows, and up to how many tokens a session is attended whole;
                                 * 0: 512, and a quarter of the context */
-    int queue_max;             /* waiting requests; 0: 64 */
-    int parallel_max;          /* requests running at once; 0: 16 */
+    int queue_max;         /* waiting requests; 0: 64 */
+    int parallel_max;      /* requests running at once; 0: 16 */
     uint64_t store_cap_bytes;  /* 0: none */
     uint64_t host_cache_bytes; /* resident KV of idle sessions and columns; 0: 1 GiB */
     float recall_floor;        /* < 0: the encoder's own */
@@ -48,8 +49,15 @@ typedef struct agent_info { /* lives as long as the engine */
 void agent_engine_info(const agent_engine *g, agent_info *out);
 
 typedef enum agent_op {
-    AGENT_CHAT, AGENT_INGEST, AGENT_MATCH, AGENT_SESSION_CREATE, AGENT_SESSION_GET, AGENT_SESSION_LIST,
-    AGENT_SESSION_ERASE, AGENT_EPISODE_LIST, AGENT_STATS
+    AGENT_CHAT,
+    AGENT_INGEST,
+    AGENT_MATCH,
+    AGENT_SESSION_CREATE,
+    AGENT_SESSION_GET,
+    AGENT_SESSION_LIST,
+    AGENT_SESSION_ERASE,
+    AGENT_EPISODE_LIST,
+    AGENT_STATS
 } agent_op;
 
 typedef struct agent_message {
@@ -63,9 +71,9 @@ typedef struct agent_message {
 } agent_message;
 
 typedef struct agent_sampling {
-    float temperature; /* 0: greedy */
-    int top_k;         /* 0: off */
-    float top_p, min_p; /* 1 and 0: off */
+    float temperature;    /* 0: greedy */
+    int top_k;            /* 0: off */
+    float top_p, min_p;   /* 1 and 0: off */
     float repeat_penalty; /* 1: off */
     uint64_t seed;
 } agent_sampling;
@@ -86,30 +94,35 @@ typedef struct agent_request {
     agent_sampling sampling;
     char **stop;
     int n_stop;
-    bool store;      /* default true */
-    int64_t recall;  /* AGENT_RECALL_* or budget */
-    char *key;       /* idempotency key or NULL */
-    char *text;      /* match */
-    int64_t budget;  /* match; <= 0: the engine's */
+    bool store;           /* default true */
+    int64_t recall;       /* AGENT_RECALL_* or budget */
+    char *key;            /* idempotency key or NULL */
+    char *text;           /* match */
+    int64_t budget;       /* match; <= 0: the engine's */
     char *prefix, *after; /* session.list */
     int limit;
-    bool with_messages;   /* session.get */
-    char *system;         /* session.create */
-    int64_t ttl_s;        /* 0: none */
+    bool with_messages; /* session.get */
+    char *system;       /* session.create */
+    int64_t ttl_s;      /* 0: none */
     agent_on_event on_event;
     void *user;
 } agent_request;
 agent_request *agent_request_create(agent_op op); /* defaults set; NULL when memory is out */
 void agent_request_free(agent_request *r);
 
-typedef enum agent_event_kind { AGENT_EVENT_TOKEN, AGENT_EVENT_PROGRESS, AGENT_EVENT_DONE, AGENT_EVENT_ERROR } agent_event_kind;
+typedef enum agent_event_kind {
+    AGENT_EVENT_TOKEN,
+    AGENT_EVENT_PROGRESS,
+    AGENT_EVENT_DONE,
+    AGENT_EVENT_ERROR
+} agent_event_kind;
 struct agent_event {
     agent_event_kind kind;
     const char *text; /* TOKEN: whole UTF-8 characters */
     size_t text_bytes;
     const char *phase; /* PROGRESS: "prefill", "rebuild", "embed" */
     int64_t done_tokens, total_tokens;
-    cJSON *members;    /* DONE: object with the members of docs/protocol.md; the callback takes it over */
+    cJSON *members; /* DONE: object with the members of docs/protocol.md; the callback takes it over */
     const char *code, *message, *param; /* ERROR: protocol code; param may be NULL */
     int retry_after_ms;                 /* ERROR busy */
 };

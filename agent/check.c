@@ -5,11 +5,12 @@
 
 #include "agent/session_internal.h"
 
-static const char help[] =
-        "usage: epimem check --data DIR\n"
-        "Verifies a data folder: the checksum of every record and page, and that the log of every session is whole.\n"
-        "Changes nothing, and may run while a server uses the folder. Exit status 0: clean; 1: something is damaged\n"
-        "(named on stdout); 2: the folder cannot be read.\n";
+static const char help[] = "usage: epimem check --data DIR\n"
+                           "Verifies a data folder: the checksum of every record and page, and that the log "
+                           "of every session is whole.\n"
+                           "Changes nothing, and may run while a server uses the folder. Exit status 0: "
+                           "clean; 1: something is damaged\n"
+                           "(named on stdout); 2: the folder cannot be read.\n";
 
 static void print_line(void *ctx, const char *line)
 {
@@ -49,8 +50,8 @@ static status check_session(void *ctx, const store_key *key, const void *data, s
     TRY(store_walk(c->store, STORE_TURN, key->tenant, key->session, NULL, NULL, count_turn, c, &e));
     if (c->seen != h.n_turns) {
         c->broken++;
-        (void)printf("session %s: %llu messages of %llu are readable\n", key->session, (unsigned long long)c->seen,
-                (unsigned long long)h.n_turns);
+        (void)printf("session %s: %llu messages of %llu are readable\n", key->session,
+                (unsigned long long)c->seen, (unsigned long long)h.n_turns);
     }
     c->turns += c->seen;
     return ST_OK;
@@ -74,15 +75,18 @@ static int check_folder(const char *path)
         (void)fprintf(stderr, "epimem: %s\n", e.text);
         return 2;
     }
-    (void)printf("%llu sessions, %llu messages, %llu records, %llu blobs: %llu damaged, %llu without their counterpart\n",
+    (void)printf("%llu sessions, %llu messages, %llu records, %llu blobs: %llu damaged, %llu without their "
+                 "counterpart\n",
             (unsigned long long)c.sessions, (unsigned long long)c.turns, (unsigned long long)r.records,
-            (unsigned long long)r.blobs, (unsigned long long)(r.damaged + c.broken), (unsigned long long)r.orphans);
+            (unsigned long long)r.blobs, (unsigned long long)(r.damaged + c.broken),
+            (unsigned long long)r.orphans);
     return r.damaged + c.broken + r.orphans == 0 ? 0 : 1;
 }
 
 int agent_check_main(int argc, char **argv)
 {
-    static const struct option options[] = {{"data", required_argument, NULL, 'd'}, {"help", no_argument, NULL, 'h'}, {0}};
+    static const struct option options[] = {
+            {"data", required_argument, NULL, 'd'}, {"help", no_argument, NULL, 'h'}, {0}};
     const char *path = NULL;
     int c;
     while ((c = getopt_long(argc, argv, "d:h", options, NULL)) != -1) {

@@ -69,15 +69,18 @@ static status load_vector(
 }
 
 /* The weights as Q8_0 blocks, kept until close. */
-static status code_matrix(encoder *n, const safetensor *t, int64_t rows, int64_t cols, krn_matrix **out, err *e)
+static status code_matrix(
+        encoder *n, const safetensor *t, int64_t rows, int64_t cols, krn_matrix **out, err *e)
 {
-    size_t row_bytes = (size_t)(cols / krn_type_block_elements(KRN_Q8_0)) * (size_t)krn_type_block_bytes(KRN_Q8_0);
+    size_t row_bytes =
+            (size_t)(cols / krn_type_block_elements(KRN_Q8_0)) * (size_t)krn_type_block_bytes(KRN_Q8_0);
     size_t element = t->type == KRN_F32 ? 4 : 2;
     uint8_t *code = base_alloc((size_t)rows * row_bytes);
     float *row = base_zalloc((size_t)cols, sizeof *row);
     void *list = n->code;
-    status st = code == NULL || row == NULL ? ST_ERR_MEMORY
-                                            : base_grow(&list, &n->code_cap, n->n_code + 1, 4096, sizeof *n->code);
+    status st = code == NULL || row == NULL
+            ? ST_ERR_MEMORY
+            : base_grow(&list, &n->code_cap, n->n_code + 1, 4096, sizeof *n->code);
     n->code = list;
     if (st != ST_OK) {
         base_free(code);

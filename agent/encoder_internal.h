@@ -32,12 +32,20 @@ int encoder_dim(const encoder *n);
 const char *encoder_name(const encoder *n);
 float encoder_floor(const encoder *n); /* cosine under which nothing matches: 0.25 for all-MiniLM-L6-v2 */
 uint64_t encoder_fingerprint(const encoder *n);
-int encoder_ids_max(const encoder *n); /* ids of a text beyond which the reference cuts it: 256 for all-MiniLM-L6-v2 */
+int encoder_ids_max(
+        const encoder *n); /* ids of a text beyond which the reference cuts it: 256 for all-MiniLM-L6-v2 */
 /* count texts -> out [count][dim], each cut at max_ids (0: encoder_ids_max). A row depends on its text alone, bit for
  * bit, not on the batch or the threads. */
-status encoder_embed(encoder *n, const char *const *texts, const size_t *bytes, int count, int max_ids, float *out, err *e);
+status encoder_embed(encoder *n,
+        const char *const *texts,
+        const size_t *bytes,
+        int count,
+        int max_ids,
+        float *out,
+        err *e);
 /* The two halves of encoder_embed: [CLS] ids [SEP], appended; and count runs of ids back to back -> out [count][dim]. */
-status encoder_tokenize(const encoder *n, const void *text, size_t bytes, int max_ids, token_list *ids, err *e);
+status encoder_tokenize(
+        const encoder *n, const void *text, size_t bytes, int max_ids, token_list *ids, err *e);
 status encoder_embed_ids(encoder *n, const int32_t *ids, const int *ids_each, int count, float *out, err *e);
 
 #endif

@@ -39,8 +39,8 @@ typedef struct encoder_layer {
 struct encoder {
     krn_pool *pool;
     encoder_config config;
-    bool coded;       /* 8-bit products */
-    void **code;      /* Q8_0 weights of coded matrices, owned */
+    bool coded;  /* 8-bit products */
+    void **code; /* Q8_0 weights of coded matrices, owned */
     size_t n_code, code_cap;
     char *name;
     wordpiece *words;

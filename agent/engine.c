@@ -67,7 +67,8 @@ static bool advance_jobs(agent_engine *g, job **runners, int *n_runners)
     bool worked = false;
     int rows = 0;
     *n_runners = 0;
-    for (int pass = 0; pass < 2; pass++) { /* first those that decode, so that a long prefill does not stall them */
+    for (int pass = 0; pass < 2;
+            pass++) { /* first those that decode, so that a long prefill does not stall them */
         for (job **link = &g->active; *link != NULL;) {
             job *j = *link;
             if ((j->phase == JOB_DECODE) != (pass == 0) || *n_runners == g->options.parallel_max) {
@@ -217,7 +218,8 @@ static status open_store(agent_engine *g, err *e)
     char fingerprint[512];
     write_fingerprint(g, fingerprint, sizeof fingerprint);
     TRY(open_data_folder(g, e));
-    store_options so = {.path = g->data_path, .fingerprint = fingerprint, .cap_bytes = g->options.store_cap_bytes};
+    store_options so = {
+            .path = g->data_path, .fingerprint = fingerprint, .cap_bytes = g->options.store_cap_bytes};
     TRY(store_open(&so, &g->store, e));
     return writer_open(g->store, 4, &g->writer, e);
 }
@@ -234,7 +236,8 @@ static status find_encoder(const agent_engine *g, char *out, size_t bytes, err *
     (void)snprintf(out, bytes, "%.*sall-MiniLM-L6-v2", folder, g->options.model_path);
     return access(out, R_OK) == 0
             ? ST_OK
-            : FAIL(e, ST_ERR_NOT_FOUND, "no sentence encoder: %s does not exist; name its folder with -e", out);
+            : FAIL(e, ST_ERR_NOT_FOUND, "no sentence encoder: %s does not exist; name its folder with -e",
+                      out);
 }
 
 static status load_models(agent_engine *g, err *e)
@@ -278,9 +281,11 @@ static status set_limits(agent_engine *g, err *e)
     if (g->options.host_cache_bytes == 0) {
         g->options.host_cache_bytes = 1ull << 30;
     }
-    (void)snprintf(g->model_name, sizeof g->model_name, "%s", g->options.alias != NULL ? g->options.alias : c->name);
+    (void)snprintf(
+            g->model_name, sizeof g->model_name, "%s", g->options.alias != NULL ? g->options.alias : c->name);
     g->x.floor = g->options.recall_floor >= 0.0f ? g->options.recall_floor : encoder_floor(g->encoder);
-    g->x.sharpness = 1.15f; /* measured on the default model: stored keys are attended too flatly in a short context */
+    g->x.sharpness =
+            1.15f; /* measured on the default model: stored keys are attended too flatly in a short context */
     return ST_OK;
 }
 
@@ -358,6 +363,10 @@ void agent_engine_close(agent_engine *g, bool drain)
 
 void agent_engine_info(const agent_engine *g, agent_info *out)
 {
-    *out = (agent_info){.model = g->model_name, .encoder = encoder_name(g->encoder), .codec = kvq_codec_name(g->codec),
-            .version = EPIMEM_VERSION, .context_tokens = g->context_tokens, .recall_tokens = g->recall_tokens};
+    *out = (agent_info){.model = g->model_name,
+            .encoder = encoder_name(g->encoder),
+            .codec = kvq_codec_name(g->codec),
+            .version = EPIMEM_VERSION,
+            .context_tokens = g->context_tokens,
+            .recall_tokens = g->recall_tokens};
 }

@@ -18,10 +18,10 @@
 #include "agent/session_internal.h"
 
 enum {
-    ENGINE_ROWS_EXTRA = 64,      /* rows for decoding jobs beside one prefill block */
+    ENGINE_ROWS_EXTRA = 64, /* rows for decoding jobs beside one prefill block */
     ENGINE_SESSION_WAITERS_MAX = 16,
-    ENGINE_NAMELESS_MAX = 64,    /* stored sessions without a name; the least recently used goes first */
-    ENGINE_MAX_TOKENS = 1024,    /* of an answer whose request names no limit */
+    ENGINE_NAMELESS_MAX = 64, /* stored sessions without a name; the least recently used goes first */
+    ENGINE_MAX_TOKENS = 1024, /* of an answer whose request names no limit */
     ENGINE_RECALL_TOKENS = 512
 };
 
@@ -29,7 +29,8 @@ typedef struct sessions sessions;
 typedef struct job job;
 
 typedef struct engine_counters {
-    uint64_t requests, prompt_tokens, computed_tokens, decoded_tokens, cached_tokens, recalled_tokens, loaded_bytes;
+    uint64_t requests, prompt_tokens, computed_tokens, decoded_tokens, cached_tokens, recalled_tokens,
+            loaded_bytes;
     uint64_t forked_sessions, rebuilds, rebuilt_tokens, corrupt_values, cancelled, errors;
 } engine_counters;
 
@@ -72,8 +73,8 @@ typedef enum job_phase {
     JOB_REBUILD, /* KV of the log is missing: compute it, then start */
     JOB_PREFILL,
     JOB_DECODE,
-    JOB_INDEX,   /* chat: answer complete, to be committed; ingest: sentence vectors */
-    JOB_TAIL,    /* answered; the last tokens of the answer are still to be computed */
+    JOB_INDEX, /* chat: answer complete, to be committed; ingest: sentence vectors */
+    JOB_TAIL,  /* answered; the last tokens of the answer are still to be computed */
     JOB_OVER
 } job_phase;
 
@@ -97,13 +98,13 @@ struct job {
     int64_t started_us, first_token_us, progress_us, load_us, match_us;
 
     /* chat */
-    int64_t turn_start;     /* tokens before this request */
+    int64_t turn_start; /* tokens before this request */
     size_t first_new_turn;
-    int64_t prompt_end;     /* tokens in the log when the answer begins */
+    int64_t prompt_end; /* tokens in the log when the answer begins */
     int64_t prompt_tokens, cached_tokens, computed_tokens;
     int max_tokens, n_answer;
-    base_buf text;          /* the answer so far, whole */
-    size_t text_sent;       /* bytes streamed */
+    base_buf text;    /* the answer so far, whole */
+    size_t text_sent; /* bytes streamed */
     agent_finish finish;
     bool end_token_seen;
     ep_match match;
@@ -119,8 +120,8 @@ struct job {
 
 job *job_create(agent_engine *g, agent_request *r);
 void job_free(job *j);
-job_state job_advance(job *j);  /* one slice of work, or a run */
-void job_computed(job *j);      /* its run has been computed */
+job_state job_advance(job *j); /* one slice of work, or a run */
+void job_computed(job *j);     /* its run has been computed */
 
 /* Refuses messages that the vocabulary cannot spell, naming the member; the job has failed then. */
 status job_check_messages(job *j);
@@ -130,7 +131,8 @@ void job_send_done(job *j, cJSON *members);
 void job_fail(job *j, const err *e, const char *param);
 void job_fail_code(job *j, const char *code, const char *param, const char *message);
 void job_progress(job *j, const char *phase, int64_t done, int64_t total);
-void job_release_session(job *j, bool keep); /* keep false: what is in memory may be wrong, read it again next time */
+void job_release_session(
+        job *j, bool keep); /* keep false: what is in memory may be wrong, read it again next time */
 
 job_state job_chat_advance(job *j);
 void job_chat_computed(job *j);
@@ -159,7 +161,8 @@ void sessions_fresh_name(sessions *t, char out[40]);
 /* The nameless session whose whole text is this chain, NULL when there is none. */
 const char *sessions_find_chain(const sessions *t, const char *tenant, uint64_t chain);
 /* A session whose log begins with these tokens: the longest fork point below n; 0 tokens when there is none. */
-int64_t sessions_find_fork(const sessions *t, const char *tenant, const int32_t *ids, int64_t n, const char **name);
+int64_t sessions_find_fork(
+        const sessions *t, const char *tenant, const int32_t *ids, int64_t n, const char **name);
 void sessions_note_saved(sessions *t, const session *s); /* registers chain and fork points */
 size_t sessions_resident_bytes(const sessions *t);
 size_t sessions_resident_count(const sessions *t);

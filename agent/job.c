@@ -108,7 +108,11 @@ void job_progress(job *j, const char *phase, int64_t done, int64_t total)
         return;
     }
     j->progress_us = now;
-    send_event(j, &(agent_event){.kind = AGENT_EVENT_PROGRESS, .phase = phase, .done_tokens = done, .total_tokens = total});
+    send_event(j,
+            &(agent_event){.kind = AGENT_EVENT_PROGRESS,
+                    .phase = phase,
+                    .done_tokens = done,
+                    .total_tokens = total});
 }
 
 void job_fail_code(job *j, const char *code, const char *param, const char *message)
@@ -117,8 +121,13 @@ void job_fail_code(job *j, const char *code, const char *param, const char *mess
     j->phase = JOB_OVER;
     if (!atomic_load(&j->answered)) {
         j->engine->counters.errors++;
-        send_event(j, &(agent_event){.kind = AGENT_EVENT_ERROR, .code = code, .message = message, .param = param,
-                .retry_after_ms = strcmp(code, "busy") == 0 || strcmp(code, "session_busy") == 0 ? 1000 : 0});
+        send_event(j,
+                &(agent_event){.kind = AGENT_EVENT_ERROR,
+                        .code = code,
+                        .message = message,
+                        .param = param,
+                        .retry_after_ms =
+                                strcmp(code, "busy") == 0 || strcmp(code, "session_busy") == 0 ? 1000 : 0});
     } else {
         LOG_E("after the answer of a request: %s", message);
     }
@@ -186,7 +195,8 @@ static int waiters_before(const job *j)
     int n = 0;
     for (const job *o = j->engine->active; o != j; o = o->next) {
         if (o->phase == JOB_START && o->session == NULL && o->request->session != NULL &&
-                strcmp(o->request->session, j->request->session) == 0 && strcmp(o->request->tenant, j->request->tenant) == 0) {
+                strcmp(o->request->session, j->request->session) == 0 &&
+                strcmp(o->request->tenant, j->request->tenant) == 0) {
             n++;
         }
     }
@@ -280,8 +290,12 @@ job_state job_offer_run(job *j, bool want_logits)
             return JOB_ENDED;
         }
     }
-    j->run = (model_run){.ids = s->tokens + at, .n = n, .first_position = at, .kv = kv,
-            .n_logits = want_logits && last ? 1 : 0, .logits = want_logits && last ? j->logits : NULL};
+    j->run = (model_run){.ids = s->tokens + at,
+            .n = n,
+            .first_position = at,
+            .kv = kv,
+            .n_logits = want_logits && last ? 1 : 0,
+            .logits = want_logits && last ? j->logits : NULL};
     return JOB_WANTS_RUN;
 }
 

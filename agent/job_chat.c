@@ -80,7 +80,8 @@ static status find_nameless(job *j, int *first_new, err *e)
     uint64_t chain = 0;
     const char *found = NULL;
     if (strcmp(message_role(&r->messages[0]), "system") != 0) {
-        chain = session_chain_add(0, "system", system != NULL ? system : "", system != NULL ? strlen(system) : 0);
+        chain = session_chain_add(
+                0, "system", system != NULL ? system : "", system != NULL ? strlen(system) : 0);
     }
     *first_new = 0;
     for (int i = 0; i + 1 < r->n_messages; i++) {
@@ -153,9 +154,14 @@ static status run_match(job *j, int64_t budget, int64_t attended_before, int64_t
     for (size_t i = j->first_new_turn; i-- > 1 && before == NULL;) {
         before = s->turns[i].role != TURN_ASSISTANT ? &s->turns[i] : NULL;
     }
-    ep_query q = {.text = last->content, .text_bytes = last->content_bytes, .budget_tokens = budget,
-            .context = before != NULL ? before->text : NULL, .context_bytes = before != NULL ? before->text_bytes : 0,
-            .attended_before = attended_before, .attended_from = attended_from, .has_now = last->has_time,
+    ep_query q = {.text = last->content,
+            .text_bytes = last->content_bytes,
+            .budget_tokens = budget,
+            .context = before != NULL ? before->text : NULL,
+            .context_bytes = before != NULL ? before->text_bytes : 0,
+            .attended_before = attended_before,
+            .attended_from = attended_from,
+            .has_now = last->has_time,
             .now_us = last->time_us};
     int64_t start = base_monotonic_us();
     s->embedding_query = true;
@@ -172,7 +178,9 @@ static status choose_view(job *j, err *e)
     agent_engine *g = j->engine;
     session *s = j->session;
     const agent_request *r = j->request;
-    tiers_view v = {.window_from = tiers_exact_from(j->turn_start), .pinned_end = s->system_end, .sharpness = g->x.sharpness};
+    tiers_view v = {.window_from = tiers_exact_from(j->turn_start),
+            .pinned_end = s->system_end,
+            .sharpness = g->x.sharpness};
     bool has_index = s->index != NULL && ep_index_utterances(s->index) > 0;
     bool plain = r->recall == AGENT_RECALL_AUTO && j->prompt_end <= s->plain_tokens;
     j->miss_reason = r->recall == AGENT_RECALL_OFF ? "off" : !has_index ? "empty" : NULL;
@@ -181,7 +189,8 @@ static status choose_view(job *j, err *e)
     }
     int64_t room = g->context_tokens - tiers_view_position(&v, j->prompt_end);
     if (room < 1) {
-        return FAIL(e, ST_ERR_LIMIT, "the messages and the answer take %lld tokens of context, the model has %lld",
+        return FAIL(e, ST_ERR_LIMIT,
+                "the messages and the answer take %lld tokens of context, the model has %lld",
                 (long long)(g->context_tokens - room + 1), (long long)g->context_tokens);
     }
     j->max_tokens = r->max_tokens > 0 ? r->max_tokens : ENGINE_MAX_TOKENS;
@@ -189,7 +198,8 @@ static status choose_view(job *j, err *e)
         int64_t budget = r->recall > 0 ? r->recall : g->recall_tokens, most = room - j->max_tokens;
         budget = budget < most ? budget : most;
         if (plain) {
-            TRY(run_match(j, g->recall_tokens, 0, INT64_MAX, e)); /* attended anyway: only to say what it is about */
+            TRY(run_match(j, g->recall_tokens, 0, INT64_MAX,
+                    e)); /* attended anyway: only to say what it is about */
         } else if (budget > 0) {
             int64_t pinned = v.pinned_end > TIERS_SINK_TOKENS ? v.pinned_end : TIERS_SINK_TOKENS;
             TRY(run_match(j, budget, pinned, v.window_from, e));
@@ -227,7 +237,8 @@ static void try_fork(job *j)
         return;
     }
     err e = {0};
-    if ((int64_t)donor->n_tokens >= at && memcmp(donor->tokens, s->tokens, (size_t)at * sizeof *s->tokens) == 0) {
+    if ((int64_t)donor->n_tokens >= at &&
+            memcmp(donor->tokens, s->tokens, (size_t)at * sizeof *s->tokens) == 0) {
         if (tiers_fork(s->tiers, donor->tiers, at, &e) == ST_OK) {
             g->counters.forked_sessions++;
         } else {
@@ -263,7 +274,8 @@ static status check_messages(const job *j, int *bad, err *e)
 {
     const agent_request *r = j->request;
     for (*bad = 0; *bad < r->n_messages; ++*bad) {
-        TRY(tokenizer_check(j->engine->tokenizer, r->messages[*bad].content, r->messages[*bad].content_bytes, e));
+        TRY(tokenizer_check(
+                j->engine->tokenizer, r->messages[*bad].content, r->messages[*bad].content_bytes, e));
     }
     return ST_OK;
 }
@@ -368,7 +380,8 @@ static size_t sendable(const job *j)
     for (int i = 0; i < j->request->n_stop; i++) {
         size_t length = strlen(j->request->stop[i]);
         for (size_t keep = length - 1; keep > 0; keep--) {
-            if (keep <= n && n - keep >= j->text_sent && memcmp(t + n - keep, j->request->stop[i], keep) == 0) {
+            if (keep <= n && n - keep >= j->text_sent &&
+                    memcmp(t + n - keep, j->request->stop[i], keep) == 0) {
                 at = at < n - keep ? at : n - keep;
                 break;
             }
@@ -386,7 +399,8 @@ static void repair_utf8(base_buf *b, size_t from)
     while (good && at < b->size) {
         uint32_t c;
         size_t step = base_utf8_next(b->data + at, b->size - at, &c);
-        good = base_buf_append(&fixed, step > 0 ? b->data + at : (const uint8_t *)"\xef\xbf\xbd", step > 0 ? step : 3) == ST_OK;
+        good = base_buf_append(&fixed, step > 0 ? b->data + at : (const uint8_t *)"\xef\xbf\xbd",
+                       step > 0 ? step : 3) == ST_OK;
         at += step > 0 ? step : 1;
     }
     base_buf_free(b);
@@ -403,7 +417,9 @@ static void stream(job *j, bool all)
     if (to <= j->text_sent) {
         return;
     }
-    agent_event ev = {.kind = AGENT_EVENT_TOKEN, .text = (const char *)j->text.data + j->text_sent, .text_bytes = to - j->text_sent};
+    agent_event ev = {.kind = AGENT_EVENT_TOKEN,
+            .text = (const char *)j->text.data + j->text_sent,
+            .text_bytes = to - j->text_sent};
     j->text_sent = to;
     j->request->on_event(j->request->user, &ev);
 }
@@ -430,11 +446,15 @@ static bool take_token(job *j)
     agent_engine *g = j->engine;
     session *s = j->session;
     const agent_sampling *o = &j->request->sampling;
-    sampler_options so = {.temperature = o->temperature, .top_k = o->top_k, .top_p = o->top_p, .min_p = o->min_p,
-            .repeat_penalty = o->repeat_penalty, .seed = o->seed};
+    sampler_options so = {.temperature = o->temperature,
+            .top_k = o->top_k,
+            .top_p = o->top_p,
+            .min_p = o->min_p,
+            .repeat_penalty = o->repeat_penalty,
+            .seed = o->seed};
     int recent = s->n_tokens < 64 ? (int)s->n_tokens : 64;
-    int32_t id = sampler_pick(&so, j->logits, model_get_config(g->model)->vocab, s->tokens + s->n_tokens - recent, recent,
-            (uint64_t)j->n_answer);
+    int32_t id = sampler_pick(&so, j->logits, model_get_config(g->model)->vocab,
+            s->tokens + s->n_tokens - recent, recent, (uint64_t)j->n_answer);
     err e = {0};
     if (session_append_tokens(s, &id, 1, &e) != ST_OK) {
         job_fail(j, &e, NULL);
@@ -477,11 +497,13 @@ static status append_answer_turn(job *j, err *e)
     status st = chat_template_after_answer(s->x->template, j->end_token_seen, &m, e);
     st = st == ST_OK ? tokenizer_encode_marked(s->x->tokenizer, &m, &ids, e) : st;
     st = st == ST_OK ? session_append_tokens(s, ids.ids, ids.n, e) : st;
-    session_turn t = {.role = TURN_ASSISTANT, .text_bytes = j->text.size, .finish = (int)j->finish, .has_view = true};
+    session_turn t = {
+            .role = TURN_ASSISTANT, .text_bytes = j->text.size, .finish = (int)j->finish, .has_view = true};
     t.text = base_strndup(j->text.data != NULL ? (const char *)j->text.data : "", j->text.size);
     t.key = j->request->key != NULL ? base_strdup(j->request->key) : NULL;
-    if (st == ST_OK && (t.text == NULL || (j->request->key != NULL && t.key == NULL) ||
-            tiers_view_copy(&s->live_view, &t.view) != ST_OK)) {
+    if (st == ST_OK &&
+            (t.text == NULL || (j->request->key != NULL && t.key == NULL) ||
+                    tiers_view_copy(&s->live_view, &t.view) != ST_OK)) {
         st = FAIL(e, ST_ERR_MEMORY, "no memory for the answer");
     }
     st = st == ST_OK ? session_append_turn(s, &t, e) : st;
@@ -508,7 +530,8 @@ static job_state finish_answer(job *j)
     g->counters.cached_tokens += (uint64_t)j->cached_tokens;
     g->counters.recalled_tokens += (uint64_t)j->session->live_view.piece_rows;
     if (j->request->store) {
-        sessions_note_saved(g->sessions, j->session); /* continues from now on, even while the tail is computed */
+        sessions_note_saved(
+                g->sessions, j->session); /* continues from now on, even while the tail is computed */
     }
     job_send_done(j, report_chat(j));
     if (!j->request->store) {
@@ -569,7 +592,8 @@ job_state job_chat_advance(job *j)
     case JOB_REBUILD:
         return job_advance_rebuild(j);
     case JOB_PREFILL:
-        job_progress(j, "prefill", tiers_tokens(j->session->tiers) - j->turn_start, j->prompt_end - j->turn_start);
+        job_progress(
+                j, "prefill", tiers_tokens(j->session->tiers) - j->turn_start, j->prompt_end - j->turn_start);
         return job_offer_run(j, true);
     case JOB_DECODE:
         if (j->n_answer > 0 && tiers_tokens(j->session->tiers) < (int64_t)j->session->n_tokens) {

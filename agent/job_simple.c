@@ -22,8 +22,10 @@ static job_state match(job *j)
     session *s = j->session;
     const agent_request *r = j->request;
     err e = {0};
-    ep_query q = {.text = r->text, .text_bytes = strlen(r->text),
-            .budget_tokens = r->budget > 0 ? r->budget : j->engine->recall_tokens, .attended_from = INT64_MAX};
+    ep_query q = {.text = r->text,
+            .text_bytes = strlen(r->text),
+            .budget_tokens = r->budget > 0 ? r->budget : j->engine->recall_tokens,
+            .attended_from = INT64_MAX};
     if (s->index == NULL) {
         return done(j, report_match(j));
     }
@@ -75,7 +77,8 @@ static job_state erase(job *j)
     err e = {0};
     store_stats before, after;
     for (const job *o = g->active; o != NULL; o = o->next) {
-        if (o != j && o->session != NULL && strcmp(o->session->name, r->session) == 0 && strcmp(o->session->tenant, r->tenant) == 0) {
+        if (o != j && o->session != NULL && strcmp(o->session->name, r->session) == 0 &&
+                strcmp(o->session->tenant, r->tenant) == 0) {
             return JOB_WAITS;
         }
     }
@@ -135,12 +138,14 @@ static job_state list(job *j)
     err e = {0};
     cJSON *o = cJSON_CreateObject();
     list_walk w = {.j = j, .sessions = cJSON_AddArrayToObject(o, "sessions")};
-    status st = store_walk(j->engine->store, STORE_SESSION, r->tenant, NULL, r->prefix, r->after, visit_session, &w, &e);
+    status st = store_walk(
+            j->engine->store, STORE_SESSION, r->tenant, NULL, r->prefix, r->after, visit_session, &w, &e);
     if (st != ST_OK && st != ST_ERR_LIMIT) {
         cJSON_Delete(o);
         return fail(j, &e, NULL);
     }
-    (void)(st == ST_ERR_LIMIT ? cJSON_AddStringToObject(o, "next", w.next) : cJSON_AddNullToObject(o, "next"));
+    (void)(st == ST_ERR_LIMIT ? cJSON_AddStringToObject(o, "next", w.next)
+                              : cJSON_AddNullToObject(o, "next"));
     return done(j, o);
 }
 

@@ -128,7 +128,8 @@ static double attended_bytes(const job *j)
     const kvq_shape *shape = &j->engine->x.shape;
     int64_t exact = j->prompt_end - tiers_exact_from(j->prompt_end) + TIERS_SINK_TOKENS;
     exact = exact < j->prompt_tokens ? exact : j->prompt_tokens;
-    return (double)exact * shape->layers * shape->kv_heads * shape->d * 4 + coded_bytes(j->engine->codec, j->prompt_tokens - exact);
+    return (double)exact * shape->layers * shape->kv_heads * shape->d * 4 +
+            coded_bytes(j->engine->codec, j->prompt_tokens - exact);
 }
 
 static void add_memory(cJSON *o, const job *j)
@@ -152,7 +153,8 @@ static void add_timing(cJSON *o, const job *j)
 {
     int64_t now = base_monotonic_us();
     cJSON *t = cJSON_AddObjectToObject(o, "timing");
-    add_number(t, "first_token_ms", (double)((j->first_token_us > 0 ? j->first_token_us : now) - j->started_us) / 1000.0);
+    add_number(t, "first_token_ms",
+            (double)((j->first_token_us > 0 ? j->first_token_us : now) - j->started_us) / 1000.0);
     add_number(t, "total_ms", (double)(now - j->started_us) / 1000.0);
     add_number(t, "computed_tokens", (double)j->computed_tokens);
 }
@@ -237,7 +239,10 @@ cJSON *report_session(const session *s, bool messages)
     int64_t exact = tiers_tokens(s->tiers) - tiers_exact_kept(s->tiers);
     double row = (double)s->x->shape.layers * s->x->shape.kv_heads * s->x->shape.d * 4; /* K and V in BF16 */
     cJSON *b = cJSON_AddObjectToObject(o, "bytes");
-    add_number(b, "pinned", row * (tiers_tokens(s->tiers) < TIERS_SINK_TOKENS ? (double)tiers_tokens(s->tiers) : TIERS_SINK_TOKENS));
+    add_number(b, "pinned",
+            row *
+                    (tiers_tokens(s->tiers) < TIERS_SINK_TOKENS ? (double)tiers_tokens(s->tiers)
+                                                                : TIERS_SINK_TOKENS));
     add_number(b, "coded", (double)tiers_columns(s->tiers) * (double)kvq_column_bytes(s->x->codec));
     add_number(b, "recent", exact > 0 ? row * (double)exact : 0);
     add_text(o, "model", model_get_config(s->x->model)->name);
@@ -315,6 +320,7 @@ cJSON *report_stats(agent_engine *g)
     add_number(o, "corrupt_values", (double)c->corrupt_values);
     add_number(o, "rebuilds", (double)c->rebuilds);
     add_number(o, "rebuilt_tokens", (double)c->rebuilt_tokens);
-    add_number(o, "rebuilt_pages", (double)(c->rebuilt_tokens / TIERS_COLUMN_TOKENS) * g->x.shape.layers * g->x.shape.kv_heads);
+    add_number(o, "rebuilt_pages",
+            (double)(c->rebuilt_tokens / TIERS_COLUMN_TOKENS) * g->x.shape.layers * g->x.shape.kv_heads);
     return o;
 }

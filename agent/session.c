@@ -47,7 +47,8 @@ size_t session_resident_bytes(const session *s)
             tiers_resident_bytes(s->tiers) + s->vectors.vectors_cap * sizeof *s->vectors.vectors;
 }
 
-status session_new(const session_context *x, const char *tenant, const char *name, bool nameless, session **out, err *e)
+status session_new(
+        const session_context *x, const char *tenant, const char *name, bool nameless, session **out, err *e)
 {
     session *s = base_zalloc(1, sizeof *s);
     if (s == NULL) {
@@ -61,7 +62,8 @@ status session_new(const session_context *x, const char *tenant, const char *nam
     s->plain_tokens = x->plain_tokens;
     s->live_view.window_from = TIERS_SINK_TOKENS;
     s->vectors.dim = encoder_dim(x->encoder);
-    status st = s->tenant == NULL || s->name == NULL ? FAIL(e, ST_ERR_MEMORY, "no memory for a session") : ST_OK;
+    status st =
+            s->tenant == NULL || s->name == NULL ? FAIL(e, ST_ERR_MEMORY, "no memory for a session") : ST_OK;
     if (st == ST_OK) {
         st = tiers_open(x->codec, &x->shape, x->pool, load_column, s, &s->tiers, e);
     }
@@ -98,7 +100,8 @@ static status load_column(void *ctx, int64_t column, tiers_column **out, err *e)
     if (r.column == NULL) {
         return FAIL(e, ST_ERR_MEMORY, "no memory for a page column of %zu bytes", r.bytes);
     }
-    store_key key = {.kind = STORE_COLUMN, .tenant = s->tenant, .session = s->name, .number = (uint64_t)column};
+    store_key key = {
+            .kind = STORE_COLUMN, .tenant = s->tenant, .session = s->name, .number = (uint64_t)column};
     status st = store_read(s->x->store, &key, copy_column, &r, e);
     if (st == ST_ERR_NOT_FOUND && column < s->saved_columns) {
         writer_flush(s->x->writer); /* queued, not yet written */
@@ -108,7 +111,9 @@ static status load_column(void *ctx, int64_t column, tiers_column **out, err *e)
         tiers_column_unref(r.column);
         s->corrupt_seen += st == ST_ERR_CORRUPT ? 1 : 0;
         /* either way the page cannot be used and has to be computed again */
-        return st == ST_ERR_NOT_FOUND ? FAIL(e, ST_ERR_CORRUPT, "page column %lld is missing", (long long)column) : st;
+        return st == ST_ERR_NOT_FOUND
+                ? FAIL(e, ST_ERR_CORRUPT, "page column %lld is missing", (long long)column)
+                : st;
     }
     *out = r.column;
     return ST_OK;
@@ -136,7 +141,8 @@ static tiers_view ingest_view(const session *s, int64_t token)
 {
     int64_t block = tiers_block_of(token), end = tiers_block_start(block < 0 ? 0 : block + 1);
     return (tiers_view){.window_from = end <= s->plain_tokens ? TIERS_SINK_TOKENS : tiers_exact_from(token),
-            .pinned_end = s->system_end, .sharpness = 1.0f};
+            .pinned_end = s->system_end,
+            .sharpness = 1.0f};
 }
 
 tiers_view session_view_at(const session *s, int64_t token)
@@ -234,7 +240,8 @@ status session_cut(session *s, size_t turn, err *e)
     writer_flush(s->x->writer); /* a queued KV state must not land behind the cut */
     store_batch *batch = store_batch_create();
     store_key state = {.kind = STORE_SESSION, .tenant = s->tenant, .session = s->name, .number = 1};
-    status st = batch == NULL ? FAIL(e, ST_ERR_MEMORY, "no memory to cut session %s", s->name) : store_batch_delete(batch, &state);
+    status st = batch == NULL ? FAIL(e, ST_ERR_MEMORY, "no memory to cut session %s", s->name)
+                              : store_batch_delete(batch, &state);
     st = st == ST_OK ? store_commit(s->x->store, batch, e) : st;
     store_batch_free(batch);
     TRY(st);

@@ -26,7 +26,8 @@ static void slot_put(vector_cache *c, size_t index)
 
 const uint16_t *vector_cache_find(const vector_cache *c, uint64_t hash)
 {
-    for (size_t at = hash & (c->n_slots - 1); c->n_slots > 0 && c->slots[at] != 0; at = (at + 1) & (c->n_slots - 1)) {
+    for (size_t at = hash & (c->n_slots - 1); c->n_slots > 0 && c->slots[at] != 0;
+            at = (at + 1) & (c->n_slots - 1)) {
         if (c->hash[c->slots[at] - 1] == hash) {
             return c->vectors + (size_t)(c->slots[at] - 1) * (size_t)c->dim;
         }
@@ -175,9 +176,14 @@ status session_index_turns(session *s, int most, size_t *left, err *e)
     for (; turn < s->n_turns && n < most; turn++) {
         const session_turn *t = &s->turns[turn];
         if (is_recallable(t)) {
-            u[n++] = (ep_utterance){.text = t->text, .text_bytes = t->text_bytes, .speaker = session_turn_role_name(t),
-                    .has_time = t->has_time, .time_us = t->time_us, .turn = (int64_t)turn,
-                    .first_token = t->first_token + t->lead_tokens, .tokens = t->n_tokens - t->lead_tokens};
+            u[n++] = (ep_utterance){.text = t->text,
+                    .text_bytes = t->text_bytes,
+                    .speaker = session_turn_role_name(t),
+                    .has_time = t->has_time,
+                    .time_us = t->time_us,
+                    .turn = (int64_t)turn,
+                    .first_token = t->first_token + t->lead_tokens,
+                    .tokens = t->n_tokens - t->lead_tokens};
         }
     }
     status st = n > 0 ? ep_index_append(s->index, u, n, e) : ST_OK;

@@ -27,7 +27,8 @@
 enum {
     SESSION_RECORD_VERSION = 1,
     SESSION_FORK_POINTS_MAX = 8,
-    SESSION_KEEP_TOKENS_MAX = 1024 /* BF16 rows kept for forks behind a long answer; arbitrary, about 24 MB here */
+    SESSION_KEEP_TOKENS_MAX =
+            1024 /* BF16 rows kept for forks behind a long answer; arbitrary, about 24 MB here */
 };
 
 typedef enum turn_role { TURN_SYSTEM, TURN_USER, TURN_ASSISTANT, TURN_SPEAKER } turn_role; /* on disk */
@@ -43,8 +44,8 @@ typedef struct session_turn {
     bool has_time;
     int64_t time_us;
     bool has_view;
-    tiers_view view;   /* chat turns */
-    int finish;        /* assistant: agent_finish */
+    tiers_view view; /* chat turns */
+    int finish;      /* assistant: agent_finish */
 } session_turn;
 
 typedef enum agent_finish { FINISH_STOP, FINISH_LENGTH, FINISH_CANCELLED } agent_finish; /* on disk */
@@ -55,8 +56,9 @@ typedef struct vector_cache {
     int dim;
     uint64_t *hash;
     uint16_t *vectors; /* [n][dim] */
-    size_t n, hash_cap, vectors_cap, saved; /* entries [0, saved) are on disk in whole pieces or the last partial one */
-    uint32_t *slots;   /* open addressing: index + 1 */
+    size_t n, hash_cap, vectors_cap,
+            saved;   /* entries [0, saved) are on disk in whole pieces or the last partial one */
+    uint32_t *slots; /* open addressing: index + 1 */
     size_t n_slots;
 } vector_cache;
 void vector_cache_free(vector_cache *c);
@@ -109,7 +111,8 @@ typedef struct session {
     uint64_t corrupt_seen; /* damaged KV values met since load */
 } session;
 
-status session_new(const session_context *x, const char *tenant, const char *name, bool nameless, session **out, err *e);
+status session_new(
+        const session_context *x, const char *tenant, const char *name, bool nameless, session **out, err *e);
 /* ST_ERR_NOT_FOUND when there is none; ST_ERR_CORRUPT names the record when the log itself is damaged. KV that is
  * missing or damaged is left out: tiers_tokens < n_tokens then, and the engine computes the rest. */
 status session_load(const session_context *x, const char *tenant, const char *name, session **out, err *e);
@@ -167,8 +170,13 @@ typedef struct session_header {
 } session_header;
 status session_header_parse(const void *data, size_t bytes, session_header *out);
 /* The fork points of a KV state record. */
-status session_state_parse(const void *data, size_t bytes, int64_t *tokens, int64_t *columns, int64_t *exact_from,
-        session_fork_point points[SESSION_FORK_POINTS_MAX], size_t *n_points);
+status session_state_parse(const void *data,
+        size_t bytes,
+        int64_t *tokens,
+        int64_t *columns,
+        int64_t *exact_from,
+        session_fork_point points[SESSION_FORK_POINTS_MAX],
+        size_t *n_points);
 
 /* ---- episodes ---- */
 /* Appends up to `most` saved turns to the index; *left tells how many remain. */

@@ -25,8 +25,13 @@ status session_header_parse(const void *data, size_t bytes, session_header *out)
     return ST_OK;
 }
 
-status session_state_parse(const void *data, size_t bytes, int64_t *tokens, int64_t *columns, int64_t *exact_from,
-        session_fork_point points[SESSION_FORK_POINTS_MAX], size_t *n_points)
+status session_state_parse(const void *data,
+        size_t bytes,
+        int64_t *tokens,
+        int64_t *columns,
+        int64_t *exact_from,
+        session_fork_point points[SESSION_FORK_POINTS_MAX],
+        size_t *n_points)
 {
     wire_reader r = {.data = data, .bytes = bytes};
     bool version_known = wire_get_u64(&r) == SESSION_RECORD_VERSION;
@@ -34,7 +39,8 @@ status session_state_parse(const void *data, size_t bytes, int64_t *tokens, int6
     *columns = wire_get_i64(&r);
     *exact_from = wire_get_i64(&r);
     uint64_t n = wire_get_u64(&r);
-    if (!version_known || r.failed || n > SESSION_FORK_POINTS_MAX || *tokens < 0 || *columns < 0 || *exact_from < 0) {
+    if (!version_known || r.failed || n > SESSION_FORK_POINTS_MAX || *tokens < 0 || *columns < 0 ||
+            *exact_from < 0) {
         return ST_ERR_CORRUPT;
     }
     for (size_t i = 0; i < n; i++) {
@@ -93,7 +99,8 @@ static status append_record(session *s, const void *data, size_t bytes, err *e)
     t.has_view = wire_get_u64(&r) != 0;
     good = good && (!t.has_view || get_view(&r, &t.view));
     good = good && !r.failed && role <= TURN_SPEAKER && first == (int64_t)s->n_tokens && n >= 0 &&
-            (uint64_t)n == (r.bytes - r.at) / 8 && t.text != NULL && (t.role != TURN_SPEAKER || t.speaker != NULL);
+            (uint64_t)n == (r.bytes - r.at) / 8 && t.text != NULL &&
+            (t.role != TURN_SPEAKER || t.speaker != NULL);
     status st = good ? ST_OK : ST_ERR_CORRUPT;
     for (int64_t i = 0; st == ST_OK && i < n; i++) {
         int64_t id = wire_get_i64(&r);
@@ -158,7 +165,8 @@ static status load_pieces(session *s, int64_t from, int64_t to)
 {
     for (int64_t piece = from; piece < to; piece++) {
         piece_read r = {.s = s, .piece = piece};
-        store_key key = {.kind = STORE_TAIL, .tenant = s->tenant, .session = s->name, .number = (uint64_t)piece};
+        store_key key = {
+                .kind = STORE_TAIL, .tenant = s->tenant, .session = s->name, .number = (uint64_t)piece};
         TRY(store_read(s->x->store, &key, import_piece, &r, NULL));
     }
     return ST_OK;
@@ -211,7 +219,8 @@ static status visit_vectors(void *ctx, const store_key *key, const void *data, s
 /* Vectors are a cache: what is missing or damaged is embedded again, and the pieces written anew. */
 static void load_vectors(session *s)
 {
-    status st = store_walk(s->x->store, STORE_VECTORS, s->tenant, s->name, NULL, NULL, visit_vectors, s, NULL);
+    status st =
+            store_walk(s->x->store, STORE_VECTORS, s->tenant, s->name, NULL, NULL, visit_vectors, s, NULL);
     if (st == ST_OK) {
         s->vectors.saved = s->vectors.n;
         return;

@@ -43,7 +43,8 @@ status session_append_turn(session *s, session_turn *t, err *e)
     t->first_token = last != NULL ? last->first_token + last->n_tokens : 0;
     t->n_tokens = (int32_t)((int64_t)s->n_tokens - t->first_token);
     s->turns[s->n_turns++] = *t;
-    s->chain = session_chain_add(s->chain, session_turn_role_name(t), t->text != NULL ? t->text : "", t->text_bytes);
+    s->chain = session_chain_add(
+            s->chain, session_turn_role_name(t), t->text != NULL ? t->text : "", t->text_bytes);
     *t = (session_turn){0};
     return ST_OK;
 }
@@ -87,8 +88,10 @@ status session_open_log(session *s, const char *system, size_t bytes, err *e)
         TRY(append_rendered(s, "system", text, bytes, e));
         s->system_end = (int64_t)s->n_tokens;
     }
-    session_turn turn = {.role = TURN_SYSTEM, .text = base_strndup(text != NULL ? text : "", bytes), .text_bytes = bytes};
-    status st = turn.text == NULL ? FAIL(e, ST_ERR_MEMORY, "no memory for a message") : session_append_turn(s, &turn, e);
+    session_turn turn = {
+            .role = TURN_SYSTEM, .text = base_strndup(text != NULL ? text : "", bytes), .text_bytes = bytes};
+    status st = turn.text == NULL ? FAIL(e, ST_ERR_MEMORY, "no memory for a message")
+                                  : session_append_turn(s, &turn, e);
     session_turn_free(&turn);
     return st;
 }
@@ -125,8 +128,8 @@ static void day_line(const session *s, const agent_message *m, char out[40])
             break;
         }
     }
-    static const char *const months[] = {"January", "February", "March", "April", "May", "June", "July", "August",
-            "September", "October", "November", "December"};
+    static const char *const months[] = {"January", "February", "March", "April", "May", "June", "July",
+            "August", "September", "October", "November", "December"};
     time_t seconds = (time_t)(m->time_us / 1000000);
     struct tm tm;
     if (gmtime_r(&seconds, &tm) != NULL) {
@@ -172,7 +175,9 @@ static status append_utterance(session *s, const agent_message *m, int32_t *lead
 
 static turn_role role_of(const char *role)
 {
-    return strcmp(role, "system") == 0 ? TURN_SYSTEM : strcmp(role, "assistant") == 0 ? TURN_ASSISTANT : TURN_USER;
+    return strcmp(role, "system") == 0       ? TURN_SYSTEM
+            : strcmp(role, "assistant") == 0 ? TURN_ASSISTANT
+                                             : TURN_USER;
 }
 
 static status copy_text(const char *from, char **to, err *e)
@@ -196,8 +201,10 @@ status session_append_message(session *s, const agent_message *m, err *e)
             return ST_OK;
         }
     }
-    session_turn turn = {.role = m->speaker != NULL ? TURN_SPEAKER : role_of(role), .has_time = m->has_time,
-            .time_us = m->time_us, .text_bytes = m->content_bytes};
+    session_turn turn = {.role = m->speaker != NULL ? TURN_SPEAKER : role_of(role),
+            .has_time = m->has_time,
+            .time_us = m->time_us,
+            .text_bytes = m->content_bytes};
     size_t before = s->n_tokens;
     status st;
     if (m->speaker != NULL) {

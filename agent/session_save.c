@@ -229,7 +229,8 @@ static status add_state(session *s, int64_t exact_from, save_parts *p, store_bat
 
 size_t session_fork_points(const session *s, session_fork_point out[SESSION_FORK_POINTS_MAX])
 {
-    int64_t plain = session_plain_prefix(s), tokens = tiers_tokens(s->tiers), kept = tiers_exact_kept(s->tiers);
+    int64_t plain = session_plain_prefix(s), tokens = tiers_tokens(s->tiers),
+            kept = tiers_exact_kept(s->tiers);
     plain = plain < tokens ? plain : tokens;
     size_t n = 0;
     for (int64_t b = tiers_block_of(plain); b >= 1 && n < SESSION_FORK_POINTS_MAX; b--) {
@@ -237,8 +238,8 @@ size_t session_fork_points(const session *s, session_fork_point out[SESSION_FORK
         if (tiers_block_start(b - 1) < kept || tiers_columns(s->tiers) < 2 * (b - 1)) {
             break;
         }
-        out[n++] = (session_fork_point){.tokens = at,
-                .hash = XXH3_64bits(s->tokens, (size_t)at * sizeof *s->tokens)};
+        out[n++] = (session_fork_point){
+                .tokens = at, .hash = XXH3_64bits(s->tokens, (size_t)at * sizeof *s->tokens)};
     }
     return n;
 }
@@ -247,7 +248,8 @@ status session_save_kv(session *s, bool state, err *e)
 {
     int64_t tokens = tiers_tokens(s->tiers), exact_from = tiers_exact_from(tokens);
     TRY(tiers_seal(s->tiers, e));
-    if (s->keep_exact_from > 0 && s->keep_exact_from < exact_from && tokens - s->keep_exact_from <= SESSION_KEEP_TOKENS_MAX) {
+    if (s->keep_exact_from > 0 && s->keep_exact_from < exact_from &&
+            tokens - s->keep_exact_from <= SESSION_KEEP_TOKENS_MAX) {
         exact_from = s->keep_exact_from;
     }
     exact_from = exact_from > tiers_exact_kept(s->tiers) ? exact_from : tiers_exact_kept(s->tiers);

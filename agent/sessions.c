@@ -91,7 +91,8 @@ static status note_header(void *ctx, const store_key *key, const void *data, siz
         known *k = t->n_known > 0 ? &t->known[t->n_known - 1] : NULL;
         int64_t tokens, columns, exact_from;
         if (k != NULL && strcmp(k->name, key->session) == 0 && strcmp(k->tenant, key->tenant) == 0 &&
-                session_state_parse(data, bytes, &tokens, &columns, &exact_from, k->points, &k->n_points) != ST_OK) {
+                session_state_parse(data, bytes, &tokens, &columns, &exact_from, k->points, &k->n_points) !=
+                        ST_OK) {
             k->n_points = 0;
         }
     }
@@ -177,7 +178,8 @@ static size_t find_resident(const sessions *t, const char *tenant, const char *n
 /* Closes idle sessions, longest unused first, until the rest fits. */
 static void trim(sessions *t)
 {
-    for (size_t i = 0; i < t->n_resident && sessions_resident_bytes(t) > t->engine->options.host_cache_bytes;) {
+    for (size_t i = 0;
+            i < t->n_resident && sessions_resident_bytes(t) > t->engine->options.host_cache_bytes;) {
         if (t->resident[i]->busy) {
             i++;
         } else {
@@ -267,7 +269,8 @@ status sessions_erase(sessions *t, const char *tenant, const char *name, err *e)
     writer_flush(t->engine->writer); /* nothing of it may land behind the erasure */
     store_batch *batch = store_batch_create();
     status st = batch == NULL ? ST_ERR_MEMORY : store_batch_erase_session(batch, tenant, name);
-    st = st == ST_OK ? store_commit(t->engine->store, batch, e) : FAIL(e, st, "no memory to erase session %s", name);
+    st = st == ST_OK ? store_commit(t->engine->store, batch, e)
+                     : FAIL(e, st, "no memory to erase session %s", name);
     store_batch_free(batch);
     if (st == ST_OK) {
         if (i < t->n_resident) {
@@ -296,7 +299,8 @@ const char *sessions_find_chain(const sessions *t, const char *tenant, uint64_t 
     return NULL;
 }
 
-int64_t sessions_find_fork(const sessions *t, const char *tenant, const int32_t *ids, int64_t n, const char **name)
+int64_t sessions_find_fork(
+        const sessions *t, const char *tenant, const int32_t *ids, int64_t n, const char **name)
 {
     for (int64_t b = tiers_block_of(n - 1); b >= 1; b--) {
         int64_t at = tiers_block_start(b);
@@ -304,7 +308,8 @@ int64_t sessions_find_fork(const sessions *t, const char *tenant, const int32_t 
         for (size_t i = 0; i < t->n_known; i++) {
             const known *k = &t->known[i];
             for (size_t p = 0; p < k->n_points; p++) {
-                if (k->points[p].hash == hash && k->points[p].tokens == at && strcmp(k->tenant, tenant) == 0) {
+                if (k->points[p].hash == hash && k->points[p].tokens == at &&
+                        strcmp(k->tenant, tenant) == 0) {
                     *name = k->name;
                     return at;
                 }

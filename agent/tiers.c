@@ -20,8 +20,8 @@ struct tiers {
     void *load_ctx;
 
     int64_t tokens;
-    uint16_t *sinks;      /* [layer][head][K, V][64][d] */
-    uint16_t **blocks;    /* BF16 blocks first_block .. first_block + n_blocks: [layer][head][K, V][256][d] */
+    uint16_t *sinks;   /* [layer][head][K, V][64][d] */
+    uint16_t **blocks; /* BF16 blocks first_block .. first_block + n_blocks: [layer][head][K, V][256][d] */
     int64_t first_block;
     size_t n_blocks, blocks_cap;
     tiers_column **columns; /* coded ones; NULL when only stored */
@@ -140,8 +140,13 @@ int64_t tiers_view_position(const tiers_view *v, int64_t token)
 
 /* ---- life ---- */
 
-status tiers_open(const kvq_codec *codec, const kvq_shape *shape, krn_pool *pool, tiers_load_column load, void *load_ctx,
-        tiers **out, err *e)
+status tiers_open(const kvq_codec *codec,
+        const kvq_shape *shape,
+        krn_pool *pool,
+        tiers_load_column load,
+        void *load_ctx,
+        tiers **out,
+        err *e)
 {
     tiers *t = base_zalloc(1, sizeof *t);
     if (t == NULL) {
@@ -240,7 +245,8 @@ static size_t block_bytes(const tiers *t)
 
 size_t tiers_resident_bytes(const tiers *t)
 {
-    size_t bytes = pages_of(t) * head_elements(t, TIERS_SINK_TOKENS) * sizeof(uint16_t) + t->n_blocks * block_bytes(t);
+    size_t bytes = pages_of(t) * head_elements(t, TIERS_SINK_TOKENS) * sizeof(uint16_t) +
+            t->n_blocks * block_bytes(t);
     for (size_t i = 0; i < t->n_columns; i++) {
         bytes += t->columns[i] != NULL ? t->columns[i]->bytes : 0;
     }
@@ -360,7 +366,8 @@ static void gather_piece(void *ctx, int task)
     int64_t column = (piece->first_token - TIERS_SINK_TOKENS) / TIERS_COLUMN_TOKENS;
     int row = (int)(piece->first_token - tiers_column_start(column)), done = 0;
     for (int part = 0; done < piece->rows; part++, row = 0) {
-        int n = TIERS_COLUMN_TOKENS - row < piece->rows - done ? TIERS_COLUMN_TOKENS - row : piece->rows - done;
+        int n = TIERS_COLUMN_TOKENS - row < piece->rows - done ? TIERS_COLUMN_TOKENS - row
+                                                               : piece->rows - done;
         for (int layer = 0; layer < t->shape.layers; layer++) {
             for (int head = 0; head < t->shape.kv_heads; head++) {
                 size_t at = kvq_page_at(t->codec, layer, head);
@@ -382,8 +389,8 @@ static status piece_sources(tiers *t, const tiers_view *v, tiers_column **source
         int64_t first = (piece->first_token - TIERS_SINK_TOKENS) / TIERS_COLUMN_TOKENS;
         int64_t last = (piece->first_token + piece->rows - 1 - TIERS_SINK_TOKENS) / TIERS_COLUMN_TOKENS;
         if (piece->first_token < TIERS_SINK_TOKENS || last >= (int64_t)t->n_columns) {
-            return FAIL(e, ST_ERR_CORRUPT, "recalled rows %lld..%lld are not coded", (long long)piece->first_token,
-                    (long long)piece->first_token + piece->rows);
+            return FAIL(e, ST_ERR_CORRUPT, "recalled rows %lld..%lld are not coded",
+                    (long long)piece->first_token, (long long)piece->first_token + piece->rows);
         }
         for (int64_t c = first; c <= last; c++) {
             tiers_column **slot = &sources[i * 2 + (int)(c - first)];
@@ -444,7 +451,8 @@ status tiers_set_view(tiers *t, const tiers_view *v, err *e)
 {
     TRY(tiers_seal(t, e));
     int64_t window_column = (v->window_from - TIERS_SINK_TOKENS) / TIERS_COLUMN_TOKENS;
-    int64_t pinned_columns = (view_pinned(v) - TIERS_SINK_TOKENS + TIERS_COLUMN_TOKENS - 1) / TIERS_COLUMN_TOKENS;
+    int64_t pinned_columns =
+            (view_pinned(v) - TIERS_SINK_TOKENS + TIERS_COLUMN_TOKENS - 1) / TIERS_COLUMN_TOKENS;
     if (!tiers_view_is_plain(v)) {
         TRY(need_columns(t, 0, pinned_columns < window_column ? pinned_columns : window_column, e));
     }
@@ -486,7 +494,8 @@ int tiers_run_room(const tiers *t)
     return (int)(end - t->tokens);
 }
 
-static void space_of_head(void *ctx, int layer, int head, krn_rotation *k, krn_rotation *v, krn_page_format *format)
+static void space_of_head(
+        void *ctx, int layer, int head, krn_rotation *k, krn_rotation *v, krn_page_format *format)
 {
     const tiers *t = ctx;
     *k = *kvq_k_rotation(t->codec, layer, head);
@@ -506,12 +515,21 @@ static void rows_of_run(void *ctx, int layer, int head, uint16_t **k, uint16_t *
     *v = head_rows(t, area, rows, layer, head, true) + skip;
 }
 
-static krn_span exact_span(const tiers *t, uint16_t *area, int area_rows, int rows, int64_t first, int layer, int head,
+static krn_span exact_span(const tiers *t,
+        uint16_t *area,
+        int area_rows,
+        int rows,
+        int64_t first,
+        int layer,
+        int head,
         int variant)
 {
-    return (krn_span){.kind = KRN_SPAN_BF16, .rows = rows, .variant = variant,
+    return (krn_span){.kind = KRN_SPAN_BF16,
+            .rows = rows,
+            .variant = variant,
             .k = head_rows(t, area, area_rows, layer, head, false),
-            .v = head_rows(t, area, area_rows, layer, head, true), .first_position = first};
+            .v = head_rows(t, area, area_rows, layer, head, true),
+            .first_position = first};
 }
 
 static krn_span coded_span(const tiers *t, tiers_column *c, int rows, int layer, int head, int variant)
@@ -531,7 +549,8 @@ static void spans_of_head(void *ctx, int layer, int head, const krn_span **out, 
     int64_t end = t->tokens + t->run_rows, block = tiers_block_of(t->tokens);
     bool plain = tiers_view_is_plain(&t->view);
     int64_t sinks = end < TIERS_SINK_TOKENS ? end : TIERS_SINK_TOKENS;
-    spans[n++] = exact_span(t, t->sinks, TIERS_SINK_TOKENS, (int)sinks, 0, layer, head, plain ? VARIANT_WINDOW : VARIANT_PINNED);
+    spans[n++] = exact_span(t, t->sinks, TIERS_SINK_TOKENS, (int)sinks, 0, layer, head,
+            plain ? VARIANT_WINDOW : VARIANT_PINNED);
     int64_t window_column = (t->view.window_from - TIERS_SINK_TOKENS) / TIERS_COLUMN_TOKENS;
     if (!plain) {
         int64_t pinned = view_pinned(&t->view);
@@ -541,7 +560,8 @@ static void spans_of_head(void *ctx, int layer, int head, const krn_span **out, 
             spans[n++] = coded_span(t, t->columns[c], (int)rows, layer, head, VARIANT_PINNED);
         }
         for (int i = 0; i < t->view.n_pieces; i++) {
-            spans[n++] = coded_span(t, t->gathered[i], t->view.pieces[i].rows, layer, head, VARIANT_FIRST_PIECE + i);
+            spans[n++] = coded_span(
+                    t, t->gathered[i], t->view.pieces[i].rows, layer, head, VARIANT_FIRST_PIECE + i);
         }
     }
     for (int64_t c = window_column < 0 ? 0 : window_column; c < 2 * (block - 1); c++) {
@@ -550,7 +570,8 @@ static void spans_of_head(void *ctx, int layer, int head, const krn_span **out, 
     for (int64_t b = block < 1 ? 0 : block - 1; b <= block; b++) {
         int64_t first = tiers_block_start(b), rows = end - first;
         spans[n++] = exact_span(t, t->blocks[b - t->first_block], TIERS_BLOCK_TOKENS,
-                (int)(rows < TIERS_BLOCK_TOKENS ? rows : TIERS_BLOCK_TOKENS), first, layer, head, VARIANT_WINDOW);
+                (int)(rows < TIERS_BLOCK_TOKENS ? rows : TIERS_BLOCK_TOKENS), first, layer, head,
+                VARIANT_WINDOW);
     }
     REQUIRE(n <= t->spans_max);
     *out = spans;
@@ -579,7 +600,8 @@ static status fill_variants(tiers *t, err *e)
         t->sharpness[VARIANT_PINNED] = 1.0f;
     }
     for (int i = 0; n > 1 && i < v->n_pieces; i++) {
-        t->shift[VARIANT_FIRST_PIECE + i] = v->window_from - v->piece_rows - v->pieces[i].first_token + v->pieces[i].at;
+        t->shift[VARIANT_FIRST_PIECE + i] =
+                v->window_from - v->piece_rows - v->pieces[i].first_token + v->pieces[i].at;
         t->sharpness[VARIANT_FIRST_PIECE + i] = v->sharpness;
     }
     t->kv.n_variants = (int)n;
@@ -594,7 +616,8 @@ static status need_block(tiers *t, int64_t block, err *e)
         t->first_block = block;
     }
     void *blocks = t->blocks;
-    if (base_grow(&blocks, &t->blocks_cap, (size_t)(block - t->first_block + 1), 1u << 24, sizeof *t->blocks) != ST_OK) {
+    if (base_grow(&blocks, &t->blocks_cap, (size_t)(block - t->first_block + 1), 1u << 24,
+                sizeof *t->blocks) != ST_OK) {
         return FAIL(e, ST_ERR_MEMORY, "no memory for the block list");
     }
     t->blocks = blocks;
@@ -662,7 +685,8 @@ void tiers_drop_columns(tiers *t, int64_t from, int64_t to)
 void tiers_drop_exact(tiers *t, int64_t before_token)
 {
     int64_t last = tiers_block_of(t->tokens > 0 ? t->tokens - 1 : 0);
-    while (t->n_blocks > 2 && t->first_block < last - 1 && tiers_block_start(t->first_block + 1) <= before_token &&
+    while (t->n_blocks > 2 && t->first_block < last - 1 &&
+            tiers_block_start(t->first_block + 1) <= before_token &&
             (int64_t)t->n_columns >= 2 * (t->first_block + 1)) {
         base_free(t->blocks[0]);
         memmove(t->blocks, t->blocks + 1, (t->n_blocks - 1) * sizeof *t->blocks);
@@ -700,7 +724,8 @@ static void move_piece(const tiers *t, int64_t piece, uint8_t *bytes, bool expor
     for (int layer = 0; layer < t->shape.layers; layer++) {
         for (int head = 0; head < t->shape.kv_heads; head++) {
             for (int v = 0; v < 2; v++) {
-                uint16_t *at = head_rows(t, area, rows, layer, head, v == 1) + (size_t)row * (size_t)t->shape.d;
+                uint16_t *at =
+                        head_rows(t, area, rows, layer, head, v == 1) + (size_t)row * (size_t)t->shape.d;
                 memcpy(export ? (void *)bytes : (void *)at, export ? (void *)at : (void *)bytes, part);
                 bytes += part;
             }
@@ -727,7 +752,8 @@ status tiers_restore(tiers *t, int64_t tokens, int64_t columns, int64_t exact_fr
         return ST_OK;
     }
     if (first < 0 || first > (next >= 1 ? next - 1 : 0) || columns < 2 * first || columns > 2 * next) {
-        return FAIL(e, ST_ERR_CORRUPT, "a cache of %lld tokens cannot have %lld columns and exact rows from token %lld",
+        return FAIL(e, ST_ERR_CORRUPT,
+                "a cache of %lld tokens cannot have %lld columns and exact rows from token %lld",
                 (long long)tokens, (long long)columns, (long long)exact_from);
     }
     void *list = t->columns;

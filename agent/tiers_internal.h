@@ -63,10 +63,10 @@ uint8_t *tiers_column_data(tiers_column *c);
 typedef struct tiers_view {
     int64_t window_from; /* a block start; 64 makes the view plain */
     int64_t pinned_end;
-    float sharpness;     /* of recalled rows */
-    ep_piece *pieces;    /* owned */
+    float sharpness;  /* of recalled rows */
+    ep_piece *pieces; /* owned */
     int n_pieces;
-    int64_t piece_rows;  /* sum of rows */
+    int64_t piece_rows; /* sum of rows */
 } tiers_view;
 bool tiers_view_is_plain(const tiers_view *v);
 status tiers_view_copy(const tiers_view *v, tiers_view *out);
@@ -79,13 +79,18 @@ int64_t tiers_view_position(const tiers_view *v, int64_t token);
 typedef status (*tiers_load_column)(void *ctx, int64_t column, tiers_column **out, err *e);
 
 typedef struct tiers tiers;
-status tiers_open(const kvq_codec *codec, const kvq_shape *shape, krn_pool *pool, tiers_load_column load, void *load_ctx,
-        tiers **out, err *e);
+status tiers_open(const kvq_codec *codec,
+        const kvq_shape *shape,
+        krn_pool *pool,
+        tiers_load_column load,
+        void *load_ctx,
+        tiers **out,
+        err *e);
 void tiers_close(tiers *t);
 void tiers_reset(tiers *t); /* no tokens */
 int64_t tiers_tokens(const tiers *t);
-int64_t tiers_columns(const tiers *t);     /* coded so far */
-int64_t tiers_exact_kept(const tiers *t);  /* first token whose BF16 rows are still held, sinks aside */
+int64_t tiers_columns(const tiers *t);    /* coded so far */
+int64_t tiers_exact_kept(const tiers *t); /* first token whose BF16 rows are still held, sinks aside */
 size_t tiers_resident_bytes(const tiers *t);
 /* Adds what is in memory by tier, and how many of the tokens are held in BF16. */
 typedef struct tiers_usage {
@@ -114,8 +119,10 @@ void tiers_advance(tiers *t, int n);
 /* Codes the blocks that the next token reads as columns: before a state is stored that leaves their exact rows out. */
 status tiers_seal(tiers *t, err *e);
 tiers_column *tiers_get_column(tiers *t, int64_t column); /* a reference, NULL when not in memory */
-void tiers_drop_columns(tiers *t, int64_t from, int64_t to); /* frees those in [from, to) that are in memory */
-void tiers_drop_exact(tiers *t, int64_t before_token);    /* frees BF16 blocks that end at or before it, never the last two */
+void tiers_drop_columns(
+        tiers *t, int64_t from, int64_t to); /* frees those in [from, to) that are in memory */
+void tiers_drop_exact(
+        tiers *t, int64_t before_token); /* frees BF16 blocks that end at or before it, never the last two */
 size_t tiers_piece_bytes(const tiers *t);
 /* BF16 rows [16 i, 16 i + 16) of all layers and heads, K then V per head; rows not computed yet are zero. */
 void tiers_export_piece(const tiers *t, int64_t piece, uint8_t *out);

@@ -21,8 +21,8 @@ static bool make_time(int y, int mon, int d, int h, int min, double s, int64_t o
 {
     static const int days[] = {31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31};
     bool leap = (y % 4 == 0 && y % 100 != 0) || y % 400 == 0;
-    if (y < 1 || y > 9999 || mon < 1 || mon > 12 || d < 1 || d > days[mon - 1] || (mon == 2 && d == 29 && !leap) || h < 0 ||
-            h > 23 || min < 0 || min > 59 || !(s >= 0 && s < 61)) {
+    if (y < 1 || y > 9999 || mon < 1 || mon > 12 || d < 1 || d > days[mon - 1] ||
+            (mon == 2 && d == 29 && !leap) || h < 0 || h > 23 || min < 0 || min > 59 || !(s >= 0 && s < 61)) {
         return false;
     }
     int64_t seconds = days_of(y, mon, d) * 86400 + h * 3600 + min * 60 - offset_s;
@@ -32,8 +32,8 @@ static bool make_time(int y, int mon, int d, int h, int min, double s, int64_t o
 
 static int month_of(const char *name)
 {
-    static const char *const months[] = {"January", "February", "March", "April", "May", "June", "July", "August",
-            "September", "October", "November", "December"};
+    static const char *const months[] = {"January", "February", "March", "April", "May", "June", "July",
+            "August", "September", "October", "November", "December"};
     for (int i = 0; i < 12; i++) {
         if (strcasecmp(name, months[i]) == 0) {
             return i + 1;
@@ -82,8 +82,8 @@ static bool parse_locomo(const char *t, int64_t *out)
 {
     int h, min, d, y, n = 0;
     char half[3], month[16];
-    if (sscanf(t, "%2d:%2d %2[apmAPM] on %2d %15[A-Za-z], %4d%n", &h, &min, half, &d, month, &y, &n) != 6 || t[n] != '\0' ||
-            h < 1 || h > 12) {
+    if (sscanf(t, "%2d:%2d %2[apmAPM] on %2d %15[A-Za-z], %4d%n", &h, &min, half, &d, month, &y, &n) != 6 ||
+            t[n] != '\0' || h < 1 || h > 12) {
         return false;
     }
     bool pm = half[0] == 'p' || half[0] == 'P';
@@ -100,7 +100,9 @@ static bool parse_realtalk(const char *t, int64_t *out)
 
 status agent_time_parse(const char *text, int64_t *time_us)
 {
-    return parse_rfc3339(text, time_us) || parse_locomo(text, time_us) || parse_realtalk(text, time_us) ? ST_OK : ST_ERR_FORMAT;
+    return parse_rfc3339(text, time_us) || parse_locomo(text, time_us) || parse_realtalk(text, time_us)
+            ? ST_OK
+            : ST_ERR_FORMAT;
 }
 
 void agent_time_format(int64_t time_us, char out[32])

@@ -43,7 +43,8 @@ static void *writer_main(void *arg)
         (void)pthread_mutex_unlock(&w->lock);
         write_job(w, &job);
         (void)pthread_mutex_lock(&w->lock);
-        w->head = (w->head + 1) % w->ring_size; /* only now: a flush waits for the commit, not for the pick-up */
+        w->head = (w->head + 1) %
+                w->ring_size; /* only now: a flush waits for the commit, not for the pick-up */
         w->count--;
         (void)pthread_cond_broadcast(&w->changed);
     }

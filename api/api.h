@@ -11,11 +11,11 @@
 #include "agent/agent.h"
 
 typedef struct api_server_options {
-    const char *socket_path; /* Unix-domain socket, or NULL */
-    const char *host;        /* TCP, or NULL */
-    int port;                /* 0: any free one, printed at start */
-    int connections_max;     /* 0: 256 */
-    size_t line_bytes_max;   /* 0: 16 MiB */
+    const char *socket_path;   /* Unix-domain socket, or NULL */
+    const char *host;          /* TCP, or NULL */
+    int port;                  /* 0: any free one, printed at start */
+    int connections_max;       /* 0: 256 */
+    size_t line_bytes_max;     /* 0: 16 MiB */
     const char *notify_socket; /* of the service manager, told when the server is ready; or NULL */
 } api_server_options;
 

@@ -71,10 +71,10 @@ status ep_index_episode(const ep_index *x, int i, ep_episode *out); /* i in [0, 
 
 typedef enum ep_reason {
     EP_USED,
-    EP_BELOW_FLOOR,   /* nothing in the session reaches the floor */
-    EP_OVER_BUDGET,   /* ranked behind what filled the budget */
-    EP_ATTENDED,      /* its rows are in the pinned or recent tier already */
-    EP_OUT_OF_TIME    /* the question names a time and this is not of it */
+    EP_BELOW_FLOOR, /* nothing in the session reaches the floor */
+    EP_OVER_BUDGET, /* ranked behind what filled the budget */
+    EP_ATTENDED,    /* its rows are in the pinned or recent tier already */
+    EP_OUT_OF_TIME  /* the question names a time and this is not of it */
 } ep_reason;
 const char *ep_reason_text(ep_reason r);
 
@@ -82,8 +82,8 @@ typedef struct ep_hit {
     int64_t utterance, turn, first_token;
     int32_t tokens;
     int episode;
-    float score;      /* plain cosine of its best window */
-    float rank;       /* what ordered it: fused dense and lexical score, comparable inside this match only */
+    float score; /* plain cosine of its best window */
+    float rank;  /* what ordered it: fused dense and lexical score, comparable inside this match only */
     bool used;
     ep_reason reason;
 } ep_hit;
@@ -94,7 +94,8 @@ typedef struct ep_query {
     const char *context; /* what the previous turns were about, for short questions; NULL for none */
     size_t context_bytes;
     int64_t budget_tokens;
-    int64_t attended_before, attended_from; /* rows < attended_before or >= attended_from are attended anyway */
+    int64_t attended_before,
+            attended_from; /* rows < attended_before or >= attended_from are attended anyway */
     bool has_now;
     int64_t now_us; /* when the question is asked, for words like "yesterday" */
 } ep_query;

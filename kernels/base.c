@@ -17,8 +17,8 @@
 const char *status_name(status s)
 {
     switch (s) {
-#define STATUS_NAME(code, value, text)                                                             \
-    case code:                                                                                     \
+#define STATUS_NAME(code, value, text) \
+    case code:                         \
         return #code;
         STATUS_TABLE(STATUS_NAME)
 #undef STATUS_NAME
@@ -29,8 +29,8 @@ const char *status_name(status s)
 const char *status_text(status s)
 {
     switch (s) {
-#define STATUS_TEXT(code, value, text)                                                             \
-    case code:                                                                                     \
+#define STATUS_TEXT(code, value, text) \
+    case code:                         \
         return text;
         STATUS_TABLE(STATUS_TEXT)
 #undef STATUS_TEXT
@@ -322,7 +322,8 @@ status base_map_open(const char *path, base_map *out, err *e)
 {
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0) {
-        return FAIL_OS(e, errno == ENOENT ? ST_ERR_NOT_FOUND : ST_ERR_IO, errno, "%s: %s", path, strerror(errno));
+        return FAIL_OS(
+                e, errno == ENOENT ? ST_ERR_NOT_FOUND : ST_ERR_IO, errno, "%s: %s", path, strerror(errno));
     }
     struct stat st;
     if (fstat(fd, &st) != 0 || !S_ISREG(st.st_mode)) {

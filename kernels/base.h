@@ -16,22 +16,22 @@
 #include <stdint.h>
 
 /* code, name on the wire and in logs, text for people */
-#define STATUS_TABLE(X)                                                                            \
-    X(ST_OK, 0, "ok")                                                                              \
-    X(ST_ERR_MEMORY, -1, "out of memory")                                                          \
-    X(ST_ERR_ARG, -2, "bad argument")                                                              \
-    X(ST_ERR_IO, -3, "input or output failed")                                                     \
-    X(ST_ERR_FORMAT, -4, "malformed input")                                                        \
-    X(ST_ERR_CORRUPT, -5, "stored bytes are damaged")                                              \
-    X(ST_ERR_MISMATCH, -6, "made for something else")                                              \
-    X(ST_ERR_NOT_FOUND, -7, "not found")                                                           \
-    X(ST_ERR_LIMIT, -8, "over a limit")                                                            \
-    X(ST_ERR_BUSY, -9, "busy")                                                                     \
-    X(ST_ERR_FULL, -10, "store is full")                                                           \
-    X(ST_ERR_CANCELLED, -11, "cancelled")                                                          \
-    X(ST_ERR_UNENCODABLE, -12, "text the vocabulary cannot spell")                                 \
-    X(ST_ERR_UNSUPPORTED, -13, "not supported")                                                    \
-    X(ST_ERR_DEVICE, -14, "device failed")                                                         \
+#define STATUS_TABLE(X)                                            \
+    X(ST_OK, 0, "ok")                                              \
+    X(ST_ERR_MEMORY, -1, "out of memory")                          \
+    X(ST_ERR_ARG, -2, "bad argument")                              \
+    X(ST_ERR_IO, -3, "input or output failed")                     \
+    X(ST_ERR_FORMAT, -4, "malformed input")                        \
+    X(ST_ERR_CORRUPT, -5, "stored bytes are damaged")              \
+    X(ST_ERR_MISMATCH, -6, "made for something else")              \
+    X(ST_ERR_NOT_FOUND, -7, "not found")                           \
+    X(ST_ERR_LIMIT, -8, "over a limit")                            \
+    X(ST_ERR_BUSY, -9, "busy")                                     \
+    X(ST_ERR_FULL, -10, "store is full")                           \
+    X(ST_ERR_CANCELLED, -11, "cancelled")                          \
+    X(ST_ERR_UNENCODABLE, -12, "text the vocabulary cannot spell") \
+    X(ST_ERR_UNSUPPORTED, -13, "not supported")                    \
+    X(ST_ERR_DEVICE, -14, "device failed")                         \
     X(ST_ERR_EXISTS, -15, "exists already")
 
 typedef enum status {
@@ -55,24 +55,24 @@ typedef struct err {
 /* Fills *e (which may be NULL) and returns code, so that a caller writes `return FAIL(e, ST_ERR_IO, ...)`. */
 status err_set(err *e, status code, int os_code, const char *file, int line, const char *format, ...)
         __attribute__((format(printf, 6, 7)));
-#define FAIL(e, code, ...) err_set((e), (code), 0, __FILE__, __LINE__, __VA_ARGS__)
+#define FAIL(e, code, ...)        err_set((e), (code), 0, __FILE__, __LINE__, __VA_ARGS__)
 #define FAIL_OS(e, code, os, ...) err_set((e), (code), (os), __FILE__, __LINE__, __VA_ARGS__)
 
 /* Forwards a failing status to the caller. */
-#define TRY(expr)                                                                                  \
-    do {                                                                                           \
-        status try_status_ = (expr);                                                               \
-        if (try_status_ != ST_OK) {                                                                \
-            return try_status_;                                                                    \
-        }                                                                                          \
+#define TRY(expr)                    \
+    do {                             \
+        status try_status_ = (expr); \
+        if (try_status_ != ST_OK) {  \
+            return try_status_;      \
+        }                            \
     } while (0)
 
 /* Checks our own promises; never reached by client input or stored bytes. Always on. */
-#define REQUIRE(cond)                                                                              \
-    do {                                                                                           \
-        if (!(cond)) {                                                                             \
-            base_require_failed(#cond, __FILE__, __LINE__);                                        \
-        }                                                                                          \
+#define REQUIRE(cond)                                       \
+    do {                                                    \
+        if (!(cond)) {                                      \
+            base_require_failed(#cond, __FILE__, __LINE__); \
+        }                                                   \
     } while (0)
 _Noreturn void base_require_failed(const char *cond, const char *file, int line);
 
@@ -86,8 +86,9 @@ void *base_realloc(void *p, size_t old_bytes, size_t new_bytes);            /* o
 char *base_strndup(const char *text, size_t bytes);
 char *base_strdup(const char *text);
 void base_free(void *p);
-void base_fail_allocation(long countdown); /* tests: the countdown-th allocation from now fails; <0 is never */
-long base_allocation_count(void);          /* tests: allocations so far in this process */
+void base_fail_allocation(
+        long countdown);          /* tests: the countdown-th allocation from now fails; <0 is never */
+long base_allocation_count(void); /* tests: allocations so far in this process */
 
 /* Checked arithmetic: false, with *out untouched, when the result does not fit. */
 bool base_mul(uint64_t a, uint64_t b, uint64_t *out);
@@ -98,8 +99,9 @@ typedef struct base_buf {
     uint8_t *data;
     size_t size, cap, max;
 } base_buf;
-status base_buf_append(base_buf *b, const void *data, size_t bytes); /* ST_ERR_LIMIT past max; old content kept */
-status base_buf_reserve(base_buf *b, size_t bytes);                  /* room for that many more */
+status base_buf_append(
+        base_buf *b, const void *data, size_t bytes); /* ST_ERR_LIMIT past max; old content kept */
+status base_buf_reserve(base_buf *b, size_t bytes);   /* room for that many more */
 void base_buf_free(base_buf *b);
 
 /* Grows a typed array to hold `need` items: doubles the capacity, keeps the content. ST_ERR_LIMIT past max. */

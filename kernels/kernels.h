@@ -20,9 +20,9 @@
 
 typedef enum krn_isa { KRN_ISA_SCALAR, KRN_ISA_AVX2, KRN_ISA_AVX512, KRN_ISA_COUNT } krn_isa;
 
-krn_isa krn_isa_best(void);        /* what this processor offers (AVX512 means F, BW, VL, DQ and VNNI) */
-krn_isa krn_isa_current(void);     /* what the operations use now */
-void krn_isa_set(krn_isa isa);     /* before any *_open; REQUIREs isa <= best */
+krn_isa krn_isa_best(void);    /* what this processor offers (AVX512 means F, BW, VL, DQ and VNNI) */
+krn_isa krn_isa_current(void); /* what the operations use now */
+void krn_isa_set(krn_isa isa); /* before any *_open; REQUIREs isa <= best */
 const char *krn_isa_name(krn_isa isa);
 const char *krn_numeric_abi(void); /* e.g. "cpu-avx512-1": changes whenever stored KV would change bits */
 
@@ -39,14 +39,26 @@ void krn_pool_run(krn_pool *pool, void (*fn)(void *ctx, int task), void *ctx, in
 
 /* Numbers are the GGUF tensor type ids. */
 typedef enum krn_type {
-    KRN_F32 = 0, KRN_F16 = 1, KRN_Q4_0 = 2, KRN_Q4_1 = 3, KRN_Q5_0 = 6, KRN_Q5_1 = 7, KRN_Q8_0 = 8,
-    KRN_Q2_K = 10, KRN_Q3_K = 11, KRN_Q4_K = 12, KRN_Q5_K = 13, KRN_Q6_K = 14, KRN_IQ4_NL = 20,
-    KRN_IQ4_XS = 23, KRN_BF16 = 30
+    KRN_F32 = 0,
+    KRN_F16 = 1,
+    KRN_Q4_0 = 2,
+    KRN_Q4_1 = 3,
+    KRN_Q5_0 = 6,
+    KRN_Q5_1 = 7,
+    KRN_Q8_0 = 8,
+    KRN_Q2_K = 10,
+    KRN_Q3_K = 11,
+    KRN_Q4_K = 12,
+    KRN_Q5_K = 13,
+    KRN_Q6_K = 14,
+    KRN_IQ4_NL = 20,
+    KRN_IQ4_XS = 23,
+    KRN_BF16 = 30
 } krn_type;
 
 bool krn_type_known(uint32_t type);
-const char *krn_type_name(krn_type type);    /* "Q4_1" */
-int krn_type_block_elements(krn_type type);  /* 1, 32 or 256 */
+const char *krn_type_name(krn_type type);   /* "Q4_1" */
+int krn_type_block_elements(krn_type type); /* 1, 32 or 256 */
 int krn_type_block_bytes(krn_type type);
 /* n elements (a multiple of the block) to float32, the same values as ggml's. */
 void krn_dequantize(krn_type type, const void *src, float *dst, int64_t n);
@@ -59,8 +71,13 @@ void krn_quantize_q8_0(const float *src, void *dst, int64_t n);
  * Q5_1 Q8_0 Q4_K Q5_K Q6_K multiply 8-bit activations (one scale per 32); F32, F16 and BF16 multiply float32 ones, and so
  * do the rarer types (Q2_K Q3_K IQ4_NL IQ4_XS), which are dequantised on the way: right, but slower. */
 typedef struct krn_matrix krn_matrix;
-status krn_matrix_open(krn_pool *pool, krn_type type, int64_t rows, int64_t cols, const void *data,
-        krn_matrix **out, err *e);
+status krn_matrix_open(krn_pool *pool,
+        krn_type type,
+        int64_t rows,
+        int64_t cols,
+        const void *data,
+        krn_matrix **out,
+        err *e);
 void krn_matrix_close(krn_matrix *m);
 int64_t krn_matrix_rows(const krn_matrix *m);
 int64_t krn_matrix_cols(const krn_matrix *m);
@@ -80,23 +97,27 @@ void krn_rows_load(krn_pool *pool, krn_rows *r, const float *x, int64_t x_stride
 void krn_matmul(krn_pool *pool, const krn_matrix *m, const krn_rows *r, float *y, int64_t y_stride);
 
 /* The specification of the above: dequantise, then a double sum in index order. x [n][cols], y [n][rows]. */
-void krn_matmul_exact(krn_type type, const void *w, int64_t rows, int64_t cols, const float *x, int64_t n,
-        float *y);
+void krn_matmul_exact(
+        krn_type type, const void *w, int64_t rows, int64_t cols, const float *x, int64_t n, float *y);
 
 /* ---- row operations (float32, in place where dst == src) ---- */
 
 void krn_rmsnorm(const float *x, const float *w, float eps, float *y, int64_t n, int64_t cols);
-void krn_layernorm(const float *x, const float *w, const float *b, float eps, float *y, int64_t n, int64_t cols);
-void krn_add(float *x, const float *y, int64_t count);                   /* x += y */
-void krn_add_bias(float *x, const float *bias, int64_t n, int64_t cols); /* x[t] += bias */
+void krn_layernorm(
+        const float *x, const float *w, const float *b, float eps, float *y, int64_t n, int64_t cols);
+void krn_add(float *x, const float *y, int64_t count);                        /* x += y */
+void krn_add_bias(float *x, const float *bias, int64_t n, int64_t cols);      /* x[t] += bias */
 void krn_swiglu(const float *gate, const float *up, float *y, int64_t count); /* silu(gate) * up */
-void krn_gelu(float *x, int64_t count);                                       /* 0.5 x (1 + erf(x / sqrt 2)) */
+void krn_gelu(float *x, int64_t count);            /* 0.5 x (1 + erf(x / sqrt 2)) */
 int64_t krn_argmax(const float *x, int64_t count); /* lowest index among equals; NaN never wins */
 void krn_log_softmax(const float *x, float *y, int64_t count);
 
 /* ---- rotary positions ---- */
 
-typedef enum krn_rope_pairing { KRN_ROPE_ADJACENT, KRN_ROPE_HALVES } krn_rope_pairing; /* (2i,2i+1) or (i,i+dims/2) */
+typedef enum krn_rope_pairing {
+    KRN_ROPE_ADJACENT,
+    KRN_ROPE_HALVES
+} krn_rope_pairing; /* (2i,2i+1) or (i,i+dims/2) */
 typedef struct krn_rope {
     krn_rope_pairing pairing;
     int dims;               /* rotated channels of a head, even, <= d; the rest pass through */
@@ -112,7 +133,11 @@ void krn_rope_apply(const krn_rope *rope, const float *cos_sin, float *x /* [d] 
 /* The space in which one KV head's keys and values are stored: k' = (k - k_mean) R_k, v' = (v - v_mean) R_v with R
  * orthogonal. Queries go to q R_k; k_mean enters as one score offset per query variant; outputs come back by
  * R_v^T and + v_mean. Rotation: none, Hadamard (Sylvester order, / sqrt d), or a matrix [d][d] (row-major). */
-typedef enum krn_rotation_kind { KRN_ROTATION_NONE, KRN_ROTATION_HADAMARD, KRN_ROTATION_MATRIX } krn_rotation_kind;
+typedef enum krn_rotation_kind {
+    KRN_ROTATION_NONE,
+    KRN_ROTATION_HADAMARD,
+    KRN_ROTATION_MATRIX
+} krn_rotation_kind;
 typedef struct krn_rotation {
     krn_rotation_kind kind;
     const float *matrix; /* MATRIX only */
@@ -128,25 +153,25 @@ void krn_rotate_inverse(const krn_rotation *r, int d, const float *x, float *y);
  * kvq/page.h composes pages; this only tells where things are, in bytes from the page. */
 enum { KRN_PAGE_ROWS = 128 };
 typedef struct krn_page_format {
-    int d;                /* 64, 128 or 256 */
-    int k_planes;         /* 1 or 2 */
-    float k_level[4];     /* one plane: value of each code, in scales */
+    int d;            /* 64, 128 or 256 */
+    int k_planes;     /* 1 or 2 */
+    float k_level[4]; /* one plane: value of each code, in scales */
     float v_level[4];
-    bool has_zero;        /* rows carry an fp16 zero: value = scale * (code - zero), levels unused */
+    bool has_zero; /* rows carry an fp16 zero: value = scale * (code - zero), levels unused */
     uint32_t k_plane_at[2], v_plane_at, k_scale_at, v_scale_at, k_zero_at, v_zero_at;
-    uint32_t bytes;       /* of the whole page */
+    uint32_t bytes; /* of the whole page */
 } krn_page_format;
 
 typedef enum krn_span_kind { KRN_SPAN_BF16, KRN_SPAN_PAGE } krn_span_kind;
 /* Consecutive rows of one KV head, in stored space. */
 typedef struct krn_span {
     krn_span_kind kind;
-    int rows;                      /* filled rows; a PAGE has at most 128 */
-    int variant;                   /* index of the query variant that meets these rows */
-    const void *k;                 /* BF16: [rows][d] uint16; PAGE: the page */
-    const void *v;                 /* BF16: [rows][d] uint16; PAGE: ignored */
-    int64_t first_position;        /* row r is visible to a query at p iff first_position + r <= p */
-    bool visible_to_all;           /* or to everybody */
+    int rows;               /* filled rows; a PAGE has at most 128 */
+    int variant;            /* index of the query variant that meets these rows */
+    const void *k;          /* BF16: [rows][d] uint16; PAGE: the page */
+    const void *v;          /* BF16: [rows][d] uint16; PAGE: ignored */
+    int64_t first_position; /* row r is visible to a query at p iff first_position + r <= p */
+    bool visible_to_all;    /* or to everybody */
 } krn_span;
 
 /* One KV head's work for a run of query rows. */
@@ -159,21 +184,22 @@ typedef struct krn_attend_head {
 
 typedef struct krn_attend_args {
     int n_rows, n_q_heads, n_kv_heads, d;
-    const float *q;            /* [n_rows][H][d] before RoPE, after any QK norm */
-    const int64_t *position;   /* [n_rows] the token's own position, for visibility */
-    float scale;               /* 1/sqrt(d) unless the model says otherwise */
+    const float *q;          /* [n_rows][H][d] before RoPE, after any QK norm */
+    const int64_t *position; /* [n_rows] the token's own position, for visibility */
+    float scale;             /* 1/sqrt(d) unless the model says otherwise */
     const krn_rope *rope;
     int n_variants;
-    const float *cos_sin;      /* [n_rows][n_variants][dims/2][2]: query angles of each variant */
-    const float *sharpness;    /* [n_variants] factor on the logits of the variant's rows */
+    const float *cos_sin;         /* [n_rows][n_variants][dims/2][2]: query angles of each variant */
+    const float *sharpness;       /* [n_variants] factor on the logits of the variant's rows */
     const krn_attend_head *heads; /* [K]; query head h reads KV head h / (H/K) */
-    float *out;                /* [n_rows][H][d] model space */
+    float *out;                   /* [n_rows][H][d] model space */
 } krn_attend_args;
 
 /* Bytes of workspace that krn_attend needs for these sizes; a function of the counts alone, not less for more rows. */
 size_t krn_attend_workspace_bytes(int n_rows, int n_q_heads, int d, int n_variants);
 /* Pages are read in place, never expanded to memory. A query that sees no row gets zeros (plus v_mean). */
 void krn_attend(krn_pool *pool, const krn_attend_args *a, void *workspace);
-void krn_attend_exact(const krn_attend_args *a); /* specification: double softmax over decoded rows, allocates */
+void krn_attend_exact(
+        const krn_attend_args *a); /* specification: double softmax over decoded rows, allocates */
 
 #endif

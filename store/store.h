@@ -20,11 +20,12 @@
 typedef struct store store;
 
 typedef struct store_options {
-    const char *path;        /* data folder, made (0700) when missing */
-    const char *fingerprint; /* text naming model, tokenizer, codec... (at most 4096 bytes); compared with what the
+    const char *path; /* data folder, made (0700) when missing */
+    const char *
+            fingerprint; /* text naming model, tokenizer, codec... (at most 4096 bytes); compared with what the
                               * folder was made with. With read_only NULL takes any */
-    uint64_t cap_bytes;      /* own cap on pages in use over both environments; 0: none. ST_ERR_FULL past it */
-    bool read_only;          /* check, backup: no exclusive lock, no clean-up */
+    uint64_t cap_bytes;  /* own cap on pages in use over both environments; 0: none. ST_ERR_FULL past it */
+    bool read_only;      /* check, backup: no exclusive lock, no clean-up */
 } store_options;
 
 /* ST_ERR_BUSY names the pid that holds the folder, which may be our own: a folder is opened once per process, for
@@ -36,13 +37,13 @@ void store_close(store *s);
 status store_remove_folder(const char *path);
 
 typedef enum store_kind { /* values are on disk: append only */
-    STORE_SESSION = 1,  /* one per session, number 0: header of the session */
-    STORE_TURN = 2,     /* number = turn: token log and text of one message */
-    STORE_EPISODES = 3, /* number 0: the episode index of a session (derived) */
-    STORE_NAME = 4,     /* chain hash or idempotency key -> session (session field holds the hash bytes) */
-    STORE_COLUMN = 5,   /* blob: number = column index */
-    STORE_TAIL = 6,     /* blob: number = first token / 16 of a BF16 piece */
-    STORE_VECTORS = 7   /* number = piece: window vectors of a session (derived) */
+    STORE_SESSION = 1,    /* one per session, number 0: header of the session */
+    STORE_TURN = 2,       /* number = turn: token log and text of one message */
+    STORE_EPISODES = 3,   /* number 0: the episode index of a session (derived) */
+    STORE_NAME = 4,       /* chain hash or idempotency key -> session (session field holds the hash bytes) */
+    STORE_COLUMN = 5,     /* blob: number = column index */
+    STORE_TAIL = 6,       /* blob: number = first token / 16 of a BF16 piece */
+    STORE_VECTORS = 7     /* number = piece: window vectors of a session (derived) */
 } store_kind;
 
 typedef struct store_key {
@@ -80,15 +81,22 @@ status store_read_copy(store *s, const store_key *key, void **data, size_t *byte
  * sessions of a tenant (session NULL; `prefix` filters names, `after` starts behind one) or of all (tenant NULL too). A record that fails its check is passed
  * with data NULL. Stops when visit returns other than ST_OK and returns that. */
 typedef status (*store_visit_record)(void *ctx, const store_key *key, const void *data, size_t bytes);
-status store_walk(store *s, store_kind kind, const char *tenant, const char *session, const char *prefix,
-        const char *after, store_visit_record visit, void *ctx, err *e);
+status store_walk(store *s,
+        store_kind kind,
+        const char *tenant,
+        const char *session,
+        const char *prefix,
+        const char *after,
+        store_visit_record visit,
+        void *ctx,
+        err *e);
 
 typedef struct store_stats {
     uint64_t index_bytes, blob_bytes; /* pages in use */
     uint64_t cap_bytes;
     uint64_t records, blobs;
-    uint64_t checksum_failures;       /* since open */
-    uint64_t dropped_at_open;         /* halves of interrupted writes removed */
+    uint64_t checksum_failures; /* since open */
+    uint64_t dropped_at_open;   /* halves of interrupted writes removed */
     uint64_t commits;
 } store_stats;
 void store_get_stats(store *s, store_stats *out);
@@ -97,7 +105,8 @@ void store_get_stats(store *s, store_stats *out);
 typedef struct store_check_result {
     uint64_t records, blobs, damaged, orphans;
 } store_check_result;
-status store_check(store *s, void (*report)(void *ctx, const char *line), void *ctx, store_check_result *out, err *e);
+status store_check(
+        store *s, void (*report)(void *ctx, const char *line), void *ctx, store_check_result *out, err *e);
 /* The fingerprint a folder was made with, without opening it for use; text NUL-terminated. */
 status store_peek_fingerprint(const char *path, char *text, size_t text_bytes, err *e);
 

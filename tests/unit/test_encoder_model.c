@@ -126,7 +126,8 @@ static void coded_vectors_stay_close(void **state)
             apart = d > apart ? d : apart;
         }
     }
-    print_message("coded against exact: cosine at least %.4f, cosines between texts within %.4f\n", worst, apart);
+    print_message(
+            "coded against exact: cosine at least %.4f, cosines between texts within %.4f\n", worst, apart);
     assert_true(worst > 0.99);
     assert_true(apart < 0.03);
     assert_memory_equal(one, b, DIM * sizeof *one);

@@ -15,7 +15,8 @@ static const kvq_shape shape = {.layers = LAYERS, .kv_heads = HEADS, .d = DIM};
 /* A value that depends on the place alone. */
 static uint16_t value_at(int layer, int head, bool v, int64_t token, int channel)
 {
-    uint32_t x = (uint32_t)(token * 2654435761u) ^ (uint32_t)(layer * 977 + head * 131 + (v ? 7919 : 0) + channel * 40503);
+    uint32_t x = (uint32_t)(token * 2654435761u) ^
+            (uint32_t)(layer * 977 + head * 131 + (v ? 7919 : 0) + channel * 40503);
     x ^= x >> 15;
     x *= 2246822519u;
     x ^= x >> 13;
@@ -146,9 +147,12 @@ static uint64_t digest(tiers *t, const kvq_codec *codec)
             kv->spans(kv->ctx, layer, head, &spans, &n);
             for (int i = 0; i < n; i++) {
                 const krn_span *s = &spans[i];
-                size_t bytes = s->kind == KRN_SPAN_PAGE ? kvq_page_format(codec, layer)->bytes : (size_t)s->rows * DIM * 2;
-                h = (h ^ (uint64_t)s->kind ^ (uint64_t)s->rows << 8 ^ (uint64_t)s->variant << 20) * 1099511628211u;
-                for (size_t b = 0; b + 2 * DIM < bytes; b++) { /* the row of the run itself is not computed yet */
+                size_t bytes = s->kind == KRN_SPAN_PAGE ? kvq_page_format(codec, layer)->bytes
+                                                        : (size_t)s->rows * DIM * 2;
+                h = (h ^ (uint64_t)s->kind ^ (uint64_t)s->rows << 8 ^ (uint64_t)s->variant << 20) *
+                        1099511628211u;
+                for (size_t b = 0; b + 2 * DIM < bytes;
+                        b++) { /* the row of the run itself is not computed yet */
                     h = (h ^ ((const uint8_t *)s->k)[b]) * 1099511628211u;
                 }
             }
@@ -212,10 +216,14 @@ static void a_fork_has_the_state_of_its_block_start(void **state)
 static void pieces_hold_the_rows_they_name(void **state)
 {
     fixture *f = *state;
-    ep_piece pieces[] = {{.first_token = 64 + 100, .rows = 60, .at = 0}, {.first_token = 64 + 300, .rows = 128, .at = 60},
-            {.first_token = 64, .rows = 1, .at = 188}};
-    tiers_view v = {.window_from = tiers_exact_from(1500), .pinned_end = 70, .sharpness = 1.15f, .pieces = pieces,
-            .n_pieces = 3, .piece_rows = 189};
+    ep_piece pieces[] = {{.first_token = 64 + 100, .rows = 60, .at = 0},
+            {.first_token = 64 + 300, .rows = 128, .at = 60}, {.first_token = 64, .rows = 1, .at = 188}};
+    tiers_view v = {.window_from = tiers_exact_from(1500),
+            .pinned_end = 70,
+            .sharpness = 1.15f,
+            .pieces = pieces,
+            .n_pieces = 3,
+            .piece_rows = 189};
     err e = {0};
     assert_int_equal(tiers_set_view(f->whole, &v, &e), ST_OK);
     const model_kv *kv;
@@ -239,7 +247,8 @@ static void pieces_hold_the_rows_they_name(void **state)
         for (int r = 0; r < s->rows; r++) {
             int64_t token = pieces[i].first_token + r - TIERS_SINK_TOKENS;
             tiers_column *c = tiers_get_column(f->whole, token / KRN_PAGE_ROWS);
-            kvq_decode_page(f->codec, 1, 1, tiers_column_data(c) + kvq_page_at(f->codec, 1, 1), want, ignored);
+            kvq_decode_page(
+                    f->codec, 1, 1, tiers_column_data(c) + kvq_page_at(f->codec, 1, 1), want, ignored);
             assert_memory_equal(got + r * DIM, want + token % KRN_PAGE_ROWS * DIM, DIM * sizeof(float));
             tiers_column_unref(c);
         }
@@ -269,7 +278,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
             cmocka_unit_test_setup_teardown(chopping_changes_nothing, setup, teardown),
-            cmocka_unit_test_setup_teardown(which_tokens_are_coded_follows_from_the_position, setup, teardown),
+            cmocka_unit_test_setup_teardown(
+                    which_tokens_are_coded_follows_from_the_position, setup, teardown),
             cmocka_unit_test_setup_teardown(what_is_stored_restores_the_same_state, setup, teardown),
             cmocka_unit_test_setup_teardown(a_fork_has_the_state_of_its_block_start, setup, teardown),
             cmocka_unit_test_setup_teardown(pieces_hold_the_rows_they_name, setup, teardown),
