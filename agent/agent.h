@@ -143,5 +143,6 @@ int agent_score_main(int argc, char **argv);
 int agent_generate_main(int argc, char **argv);
 int agent_embed_main(int argc, char **argv);
 int agent_check_main(int argc, char **argv);
+int agent_bench_main(int argc, char **argv);
 
 #endif

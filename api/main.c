@@ -28,6 +28,7 @@ static const struct {
         {"score", "log-probabilities of a text, JSON lines", agent_score_main},
         {"generate", "greedy text without a server, JSON lines", agent_generate_main},
         {"embed", "sentence embeddings, JSON lines", agent_embed_main},
+        {"bench", "prefill and decode speed", agent_bench_main},
         {"version", "print the version", version_main},
 };
 enum { N_PROGRAMS = sizeof programs / sizeof programs[0] };

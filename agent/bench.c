@@ -1,0 +1,268 @@
+/* bench: prefill and decode speed of a model behind a given depth of coded history, as llama-bench measures it. The
+ * history is attended whole (plain view), coded as sessions code it. */
+#include <getopt.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "agent/tiers_internal.h"
+
+enum { DEPTHS_MAX = 16, REPEATS_MAX = 100 };
+
+static const char help[] =
+        "usage: epimem bench -m MODEL [options]\n\n"
+        "Measures prefill and decode behind a history of coded keys and values.\n\n"
+        "  -m, --model FILE       GGUF\n"
+        "  -t, --threads N        threads; default one per core\n"
+        "  -p, --prefill N        tokens of a prefill test; default 512\n"
+        "  -n, --decode N         tokens of a decode test; default 64\n"
+        "  -d, --depth A,B,...    tokens of history, rounded down to 0 or 64 + 256 k; default 0\n"
+        "  -r, --repeat N         runs of each test; default 5\n"
+        "      --codec NAME       default turboquant\n"
+        "      --calibration FILE calibration of the codec\n"
+        "      --json             a line of JSON per test\n";
+
+typedef struct bench_options {
+    const char *model, *codec, *calibration;
+    int threads, prefill, decode, repeats, n_depths;
+    int64_t depth[DEPTHS_MAX];
+    bool json;
+} bench_options;
+
+typedef struct bench {
+    bench_options o;
+    krn_pool *pool;
+    model *model;
+    kvq_codec *codec;
+    kvq_shape shape;
+    model_scratch *scratch;
+    float *logits;
+} bench;
+
+static status no_column(void *ctx, int64_t column, tiers_column **out, err *e)
+{
+    (void)ctx;
+    (void)out;
+    return FAIL(e, ST_ERR_NOT_FOUND, "column %lld is not in memory", (long long)column);
+}
+
+/* Any ids do: time does not depend on them. */
+static int32_t token_at(const bench *b, int64_t position)
+{
+    uint64_t x = (uint64_t)position * 0x9e3779b97f4a7c15u;
+    return (int32_t)((x >> 33) % (uint64_t)model_get_config(b->model)->vocab);
+}
+
+static status run_tokens(bench *b, tiers *t, int64_t n, int most, bool logits, err *e)
+{
+    while (n > 0) {
+        int room = tiers_run_room(t), rows = room < most ? room : most;
+        rows = rows < n ? rows : (int)n;
+        int32_t ids[TIERS_BLOCK_TOKENS];
+        for (int i = 0; i < rows; i++) {
+            ids[i] = token_at(b, tiers_tokens(t) + i);
+        }
+        const model_kv *kv;
+        TRY(tiers_prepare(t, rows, &kv, e));
+        bool wanted = logits && (most == 1 || rows == n);
+        model_run run = {.ids = ids,
+                .n = rows,
+                .first_position = tiers_tokens(t),
+                .kv = kv,
+                .n_logits = wanted ? 1 : 0,
+                .logits = wanted ? b->logits : NULL};
+        TRY(model_forward(b->model, b->scratch, &run, 1, e));
+        tiers_advance(t, rows);
+        n -= rows;
+    }
+    return ST_OK;
+}
+
+static int by_value(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static void report(const bench *b, const char *test, int64_t depth, double *speed)
+{
+    int n = b->o.repeats;
+    qsort(speed, (size_t)n, sizeof *speed, by_value);
+    double median = n % 2 == 1 ? speed[n / 2] : (speed[n / 2 - 1] + speed[n / 2]) / 2;
+    if (b->o.json) {
+        (void)printf("{\"test\":\"%s\",\"depth\":%lld,\"tokens_per_s_median\":%.1f,\"tokens_per_s_min\":%.1f,"
+                     "\"tokens_per_s_max\":%.1f,\"threads\":%d,\"codec\":\"%s\",\"arithmetic\":\"%s\"}\n",
+                test, (long long)depth, median, speed[0], speed[n - 1], krn_pool_threads(b->pool),
+                kvq_codec_name(b->codec), krn_numeric_abi());
+    } else {
+        (void)printf("%-8s depth %6lld  %8.1f tokens/s  (%.1f to %.1f)\n", test, (long long)depth, median,
+                speed[0], speed[n - 1]);
+    }
+    (void)fflush(stdout);
+}
+
+/* One test `repeats` times, each on a copy of the history. */
+static status measure(bench *b, tiers *history, int64_t depth, int tokens, bool decode, err *e)
+{
+    double speed[REPEATS_MAX];
+    for (int r = 0; r < b->o.repeats; r++) {
+        tiers *t;
+        TRY(tiers_open(b->codec, &b->shape, b->pool, no_column, NULL, &t, e));
+        status st = depth > 0 ? tiers_fork(t, history, depth, e) : ST_OK;
+        int64_t start = base_monotonic_us();
+        st = st == ST_OK ? run_tokens(b, t, tokens, decode ? 1 : TIERS_BLOCK_TOKENS, true, e) : st;
+        int64_t us = base_monotonic_us() - start;
+        tiers_close(t);
+        TRY(st);
+        speed[r] = tokens * 1e6 / (double)(us > 0 ? us : 1);
+    }
+    report(b, decode ? "decode" : "prefill", depth, speed);
+    return ST_OK;
+}
+
+static status run_depth(bench *b, int64_t wanted, err *e)
+{
+    const model_config *c = model_get_config(b->model);
+    int64_t block = tiers_block_of(wanted), depth = block < 0 ? 0 : tiers_block_start(block);
+    int most = b->o.prefill > b->o.decode ? b->o.prefill : b->o.decode;
+    if (depth + most > c->context) {
+        return FAIL(e, ST_ERR_ARG, "depth %lld and %d tokens are more than the model's context of %lld",
+                (long long)depth, most, (long long)c->context);
+    }
+    tiers *history;
+    TRY(tiers_open(b->codec, &b->shape, b->pool, no_column, NULL, &history, e));
+    status st = run_tokens(b, history, depth, TIERS_BLOCK_TOKENS, false, e);
+    st = st == ST_OK ? tiers_seal(history, e) : st;
+    if (st == ST_OK && b->o.prefill > 0) {
+        st = measure(b, history, depth, b->o.prefill, false, e);
+    }
+    if (st == ST_OK && b->o.decode > 0) {
+        st = measure(b, history, depth, b->o.decode, true, e);
+    }
+    tiers_close(history);
+    return st;
+}
+
+static status run(bench *b, err *e)
+{
+    TRY(krn_pool_open(b->o.threads, &b->pool, e));
+    TRY(model_open(b->pool, b->o.model, &b->model, e));
+    const model_config *c = model_get_config(b->model);
+    b->shape = (kvq_shape){.layers = c->layers, .kv_heads = c->kv_heads, .d = c->d};
+    TRY(kvq_codec_open(b->o.codec, &b->shape, b->o.calibration, &b->codec, e));
+    TRY(model_scratch_open(b->model, TIERS_BLOCK_TOKENS, &b->scratch, e));
+    b->logits = base_zalloc((size_t)c->vocab, sizeof *b->logits);
+    if (b->logits == NULL) {
+        return FAIL(e, ST_ERR_MEMORY, "no memory for logits");
+    }
+    for (int i = 0; i < b->o.n_depths; i++) {
+        TRY(run_depth(b, b->o.depth[i], e));
+    }
+    return ST_OK;
+}
+
+/* ---- options ---- */
+
+static bool parse_int(const char *text, int64_t low, int64_t high, int64_t *out)
+{
+    char *end;
+    long long v = strtoll(text, &end, 10);
+    *out = v;
+    return end != text && *end == '\0' && v >= low && v <= high;
+}
+
+static bool parse_depths(const char *text, bench_options *o)
+{
+    o->n_depths = 0;
+    while (o->n_depths < DEPTHS_MAX) {
+        char *end;
+        long long v = strtoll(text, &end, 10);
+        if (end == text || v < 0 || (*end != ',' && *end != '\0')) {
+            return false;
+        }
+        o->depth[o->n_depths++] = v;
+        if (*end == '\0') {
+            return true;
+        }
+        text = end + 1;
+    }
+    return false;
+}
+
+static bool parse_option(int c, const char *value, bench_options *o)
+{
+    int64_t v = 0;
+    bool good = true;
+    switch (c) {
+    case 'm':
+        o->model = value;
+        break;
+    case 'k':
+        o->codec = value;
+        break;
+    case 'b':
+        o->calibration = value;
+        break;
+    case 'j':
+        o->json = true;
+        break;
+    case 't':
+        good = parse_int(value, 1, 1024, &v);
+        o->threads = (int)v;
+        break;
+    case 'p':
+        good = parse_int(value, 0, 1 << 20, &v);
+        o->prefill = (int)v;
+        break;
+    case 'n':
+        good = parse_int(value, 0, 1 << 20, &v);
+        o->decode = (int)v;
+        break;
+    case 'r':
+        good = parse_int(value, 1, REPEATS_MAX, &v);
+        o->repeats = (int)v;
+        break;
+    default:
+        good = c == 'd' && parse_depths(value, o);
+        break;
+    }
+    return good;
+}
+
+int agent_bench_main(int argc, char **argv)
+{
+    static const struct option options[] = {{"model", required_argument, NULL, 'm'},
+            {"threads", required_argument, NULL, 't'}, {"prefill", required_argument, NULL, 'p'},
+            {"decode", required_argument, NULL, 'n'}, {"depth", required_argument, NULL, 'd'},
+            {"repeat", required_argument, NULL, 'r'}, {"codec", required_argument, NULL, 'k'},
+            {"calibration", required_argument, NULL, 'b'}, {"json", no_argument, NULL, 'j'},
+            {"help", no_argument, NULL, 'h'}, {0}};
+    bench b = {.o = {.codec = "turboquant", .prefill = 512, .decode = 64, .repeats = 5, .n_depths = 1}};
+    int c;
+    while ((c = getopt_long(argc, argv, "m:t:p:n:d:r:h", options, NULL)) !=
+            -1) { /* NOLINT(concurrency-mt-unsafe) */
+        if (c == 'h') {
+            (void)fputs(help, stdout);
+            return 0;
+        }
+        if (!parse_option(c, optarg, &b.o)) {
+            (void)fputs(help, stderr);
+            return 2;
+        }
+    }
+    if (b.o.model == NULL || optind != argc) {
+        (void)fputs(help, stderr);
+        return 2;
+    }
+    err e = {0};
+    status st = run(&b, &e);
+    if (st != ST_OK) {
+        (void)fprintf(stderr, "epimem: %s\n", e.text);
+    }
+    base_free(b.logits);
+    model_scratch_close(b.scratch);
+    kvq_codec_close(b.codec);
+    model_close(b.model);
+    krn_pool_close(b.pool);
+    return st == ST_OK ? 0 : 1;
+}
