@@ -34,11 +34,12 @@ int32_t tokenizer_eos(const tokenizer *t);
 bool tokenizer_adds_bos(const tokenizer *t);
 bool tokenizer_is_end(const tokenizer *t, int32_t id);     /* ends a turn: eos, eot, <|im_end|>... */
 bool tokenizer_is_special(const tokenizer *t, int32_t id); /* control or user-defined */
-uint64_t tokenizer_fingerprint(const tokenizer *t);        /* vocabulary, merges, rule, and ids of a probe text */
+uint64_t tokenizer_fingerprint(const tokenizer *t); /* vocabulary, merges, rule, and ids of a probe text */
 
 /* Plain text; parse_special: special tokens are recognised everywhere. ST_ERR_UNENCODABLE says "U+0004 at character
  * 1 cannot be encoded by this model"; ill-formed UTF-8 becomes U+FFFD as in the reference (shared vectors). Appends. */
-status tokenizer_encode(const tokenizer *t, const void *text, size_t bytes, bool parse_special, token_list *out, err *e);
+status tokenizer_encode(
+        const tokenizer *t, const void *text, size_t bytes, bool parse_special, token_list *out, err *e);
 status tokenizer_encode_marked(const tokenizer *t, const marked_text *m, token_list *out, err *e);
 /* The same refusal without encoding: names the first character of a message's text that the vocabulary cannot spell.
  * Characters count from 0; tokenizer_encode_marked counts them from the start of the run of message bytes. */
@@ -69,16 +70,27 @@ typedef struct chat_message {
  * is extended by rendering only the new messages with `first` false, and the concatenation equals the whole render.
  * The first piece is BOS where the template writes it, and the default system prompt when m[0] is no system message
  * (nothing at all when n is 0, as the templates do). Another role than the three is ST_ERR_ARG. */
-status chat_template_render(const chat_template *c, const chat_message *m, int n, bool first, bool generation_prompt,
-        marked_text *out, err *e);
+status chat_template_render(const chat_template *c,
+        const chat_message *m,
+        int n,
+        bool first,
+        bool generation_prompt,
+        marked_text *out,
+        err *e);
 /* Mistral and Gemma have no system turn: the text becomes the head of the next user message. There the first message
  * after a system one has to know it: same as render with `first` false, after a message of previous_role (NULL: of
  * another chunk that did not end in a system message). */
-status chat_template_extend(const chat_template *c, const char *previous_role, const chat_message *m, int n,
-        bool generation_prompt, marked_text *out, err *e);
+status chat_template_extend(const chat_template *c,
+        const char *previous_role,
+        const chat_message *m,
+        int n,
+        bool generation_prompt,
+        marked_text *out,
+        err *e);
 /* Opening and closing of a message around content added by the caller (transcripts, generated text). With `first` the
  * first piece comes before it, the default system prompt included when role is not system. */
-status chat_template_open_message(const chat_template *c, const char *role, bool first, marked_text *out, err *e);
+status chat_template_open_message(
+        const chat_template *c, const char *role, bool first, marked_text *out, err *e);
 status chat_template_close_message(const chat_template *c, const char *role, marked_text *out, err *e);
 /* After a generated answer: what follows the model's end token up to the next message ("\n" for ChatML). When the model
  * stopped at the limit, the end token itself comes first. */
@@ -90,6 +102,7 @@ typedef struct wordpiece wordpiece;
 status wordpiece_open(const char *vocab_path, wordpiece **out, err *e);
 void wordpiece_close(wordpiece *w);
 /* [CLS] ... [SEP], at most max_ids ids in all; the rest of the text is cut as the reference does. */
-status wordpiece_encode(const wordpiece *w, const void *text, size_t bytes, int max_ids, token_list *out, err *e);
+status wordpiece_encode(
+        const wordpiece *w, const void *text, size_t bytes, int max_ids, token_list *out, err *e);
 
 #endif

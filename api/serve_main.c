@@ -127,7 +127,8 @@ int api_serve_main(int argc, char **argv)
                     "context in tokens; default the model's"},
             {"--threads", "-t", "N", FLAG_INTEGER, &o.threads, "threads; default one per core"},
             {"--recall-tokens", NULL, "N", FLAG_INTEGER, &o.agent.recall_tokens,
-                    "tokens recalled for a question, and up to how many a session is attended whole; default 512, and a quarter of the context"},
+                    "tokens recalled for a question, and up to how many a session is attended whole; default "
+                    "512, and a quarter of the context"},
             {"--floor", NULL, "X", FLAG_REAL, &o.agent.recall_floor,
                     "cosine under which nothing is recalled; default the encoder's own"},
             {"--codec", NULL, "NAME", FLAG_TEXT, &o.agent.codec,

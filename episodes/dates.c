@@ -69,7 +69,7 @@ typedef struct token {
     char before; /* the byte in front of it */
     int number;  /* of at most four digits ("8", "8th", "eight"), or -1 */
     int digits;
-    int month;   /* 1..12 or 0 */
+    int month; /* 1..12 or 0 */
 } token;
 
 typedef struct parse {
@@ -99,12 +99,13 @@ static int find_word(const parse *p, int i, const char *const *list, int n)
 }
 #define FIND_WORD(p, i, list) find_word((p), (i), (list), (int)(sizeof(list) / sizeof *(list)))
 
-static const char *const month_names[] = {"january", "february", "march", "april", "may", "june", "july", "august",
-        "september", "october", "november", "december", "jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep",
-        "oct", "nov", "dec"};
-static const char *const number_names[] = {"zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine",
-        "ten", "eleven", "twelve"};
-static const char *const weekday_names[] = {"monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday"};
+static const char *const month_names[] = {"january", "february", "march", "april", "may", "june", "july",
+        "august", "september", "october", "november", "december", "jan", "feb", "mar", "apr", "may", "jun",
+        "jul", "aug", "sep", "oct", "nov", "dec"};
+static const char *const number_names[] = {"zero", "one", "two", "three", "four", "five", "six", "seven",
+        "eight", "nine", "ten", "eleven", "twelve"};
+static const char *const weekday_names[] = {
+        "monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday"};
 
 static void read_number(token *t)
 {
@@ -153,7 +154,8 @@ static int month_at(const parse *p, int i)
 
 static bool is_year(const parse *p, int i)
 {
-    return i >= 0 && i < p->n && p->words[i].digits == 4 && p->words[i].number >= 1900 && p->words[i].number < 2200;
+    return i >= 0 && i < p->n && p->words[i].digits == 4 && p->words[i].number >= 1900 &&
+            p->words[i].number < 2200;
 }
 
 static bool is_day(const parse *p, int i)
@@ -173,14 +175,16 @@ static const margin day_margin = {2, 7}, month_margin = {3, 21}, year_margin = {
 static void add_days(parse *p, int64_t from, int64_t to, margin m, bool strict)
 {
     if (p->n_out < EP_TIME_SPANS_MAX) {
-        p->out[p->n_out++] = (ep_time_span){from * day_us, to * day_us, m.full * day_us, m.zero * day_us, strict};
+        p->out[p->n_out++] =
+                (ep_time_span){from * day_us, to * day_us, m.full * day_us, m.zero * day_us, strict};
     }
 }
 
 /* "before 8 May", "as of June": i is where the time starts. */
 static bool is_bound(const parse *p, int i)
 {
-    static const char *const bounds[] = {"before", "by", "until", "till", "since", "after", "between", "than"};
+    static const char *const bounds[] = {
+            "before", "by", "until", "till", "since", "after", "between", "than"};
     i -= is_word(p, i - 1, "the");
     return FIND_WORD(p, i - 1, bounds) >= 0 || (is_word(p, i - 1, "of") && is_word(p, i - 2, "as"));
 }
@@ -247,8 +251,8 @@ static int take_numeric_date(parse *p, int i)
 /* "8 May [2023]", "8th of May [2023]", "May 8 [2023]", "May [of] 2023", "in May". */
 static int take_month_date(parse *p, int i)
 {
-    static const char *const leads[] = {"in", "during", "of", "this", "early", "late", "mid", "since", "before", "after",
-            "until", "by", "last"};
+    static const char *const leads[] = {"in", "during", "of", "this", "early", "late", "mid", "since",
+            "before", "after", "until", "by", "last"};
     int month = month_at(p, i + 1), of = 0;
     if (is_day(p, i)) {
         of = is_word(p, i + 1, "of") && month_at(p, i + 2) > 0;
@@ -330,7 +334,8 @@ static int take_last(parse *p, int i, const civil *now)
         add_days(p, saturday, saturday + 2, day_margin, true);
     } else if (is_word(p, j, "month")) {
         int64_t m = now->year * 12 + now->month - 1 - back;
-        add_days(p, days_of_month(m / 12, (int)(m % 12) + 1), days_of_month(m / 12, (int)(m % 12) + 2), month_margin, true);
+        add_days(p, days_of_month(m / 12, (int)(m % 12) + 1), days_of_month(m / 12, (int)(m % 12) + 2),
+                month_margin, true);
     } else if (is_word(p, j, "year")) {
         add_year(p, now->year - back);
     } else if (season_month(p, j) > 0 || is_word(p, j, "winter")) {

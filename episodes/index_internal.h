@@ -70,7 +70,7 @@ struct ep_index {
     int64_t n_items;
     ep_vectors named, bare, parts;
     ep_vectors named_means, bare_means; /* [n_items] of what lies around an utterance: what ranks it */
-    int64_t *part_owners; /* [parts.count] utterance */
+    int64_t *part_owners;               /* [parts.count] utterance */
     size_t part_owners_cap;
     ep_lexical lexical;
     ep_speaker *speakers;
@@ -143,7 +143,8 @@ int ep_group_find(const ep_index *x, int id);
  * assign [n] in [0, result). Greatest sum of cosines of `restarts` runs; ties go to the lower index and the earlier
  * run. Empty clusters are left out, so the result may be below k: 1 when all vectors are equal, at most n.
  * workspace: ep_kmeans_floats(n, dim, k) floats. */
-int ep_kmeans(const float *v, int n, int dim, int k, int restarts, uint64_t seed, int *assign, float *workspace);
+int ep_kmeans(
+        const float *v, int n, int dim, int k, int restarts, uint64_t seed, int *assign, float *workspace);
 size_t ep_kmeans_floats(int n, int dim, int k);
 
 #endif

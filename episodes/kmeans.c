@@ -37,7 +37,8 @@ static float distance(const float *a, const float *b, int dim)
 
 /* k-means++: each next centre is drawn with a probability proportional to the squared distance to the nearest one. When
  * every vector lies on a centre, fewer than k are chosen. */
-static int choose_centres(const float *v, int n, int dim, int k, uint64_t *random, float *centres, float *nearest)
+static int choose_centres(
+        const float *v, int n, int dim, int k, uint64_t *random, float *centres, float *nearest)
 {
     size_t row = (size_t)dim * sizeof *v;
     size_t first = (size_t)(next_unit(random) * n);
@@ -72,7 +73,8 @@ static int choose_centres(const float *v, int n, int dim, int k, uint64_t *rando
 }
 
 /* Returns the sum of cosines; *changed tells whether an assignment moved. */
-static double assign_all(const float *v, int n, int dim, const float *centres, int k, int *assign, bool *changed)
+static double assign_all(
+        const float *v, int n, int dim, const float *centres, int k, int *assign, bool *changed)
 {
     double total = 0;
     *changed = false;
@@ -139,7 +141,8 @@ size_t ep_kmeans_floats(int n, int dim, int k)
     return (size_t)k * (size_t)dim + (size_t)dim + 2 * (size_t)n;
 }
 
-int ep_kmeans(const float *v, int n, int dim, int k, int restarts, uint64_t seed, int *assign, float *workspace)
+int ep_kmeans(
+        const float *v, int n, int dim, int k, int restarts, uint64_t seed, int *assign, float *workspace)
 {
     if (n <= 0 || k <= 0) {
         return 0;

@@ -9,7 +9,7 @@
 
 /* A question as it is compared. A short one that leans on what was said before brings its context as a second query. */
 typedef struct ep_probes {
-    ep_probe whole, bare;  /* with and without the speakers' names */
+    ep_probe whole, bare; /* with and without the speakers' names */
     ep_probe context;
     bool has_context;
     int32_t speaker; /* the one the question names, or -1 */

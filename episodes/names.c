@@ -28,7 +28,8 @@ int32_t ep_speaker_add(ep_index *x, const char *name, size_t bytes)
     size_t at = 0;
     ep_word word;
     while (!is_role(name, bytes) && s.n_words < EP_NAME_WORDS_MAX && ep_word_next(name, bytes, &at, &word)) {
-        if (ep_word_key(&word) != 0) { /* initials and names that are function words, such as Will, tell nothing */
+        if (ep_word_key(&word) !=
+                0) { /* initials and names that are function words, such as Will, tell nothing */
             s.words[s.n_words++] = ep_word_hash(&word);
         }
     }

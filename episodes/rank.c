@@ -25,9 +25,9 @@ enum { RUN_BEST = 3 };
 /* Words that point back at what was said. */
 static bool points_back(const ep_word *w)
 {
-    static const char *const words[] = {"it", "its", "that", "this", "those", "these", "they", "them", "their", "theirs",
-            "he", "him", "his", "she", "her", "hers", "one", "ones", "there", "then", "same", "other", "others", "and",
-            "but", "else", "also"};
+    static const char *const words[] = {"it", "its", "that", "this", "those", "these", "they", "them",
+            "their", "theirs", "he", "him", "his", "she", "her", "hers", "one", "ones", "there", "then",
+            "same", "other", "others", "and", "but", "else", "also"};
     for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
         if (strlen(words[i]) == w->folded_bytes && memcmp(words[i], w->folded, w->folded_bytes) == 0) {
             return true;
@@ -69,7 +69,8 @@ static void read_time(const ep_index *x, const ep_query *q, ep_probes *p)
     }
 }
 
-static status embed_texts(const ep_index *x, const char *const *texts, const size_t *bytes, int n, float *v, err *e)
+static status embed_texts(
+        const ep_index *x, const char *const *texts, const size_t *bytes, int n, float *v, err *e)
 {
     TRY(x->ops.embed(x->ops.ctx, texts, bytes, n, v, e));
     for (int i = 0; i < n; i++) {
@@ -120,7 +121,8 @@ status ep_probes_make(const ep_index *x, const ep_query *q, ep_probes *p, err *e
 
 /* ---- dense ---- */
 
-static void dense_of(const ep_index *x, const ep_probe *whole, const ep_probe *bare, float *dense, float *scratch)
+static void dense_of(
+        const ep_index *x, const ep_probe *whole, const ep_probe *bare, float *dense, float *scratch)
 {
     ep_vectors_scan(&x->named_means, x->n_items, whole, dense);
     ep_vectors_scan(&x->bare_means, x->n_items, bare, scratch);
@@ -143,7 +145,8 @@ float ep_score_of(const ep_index *x, const ep_probes *p, int64_t i)
         const ep_probe *whole = c == 0 ? &p->whole : &p->context, *bare = c == 0 ? &p->bare : &p->context;
         float scores[4] = {ep_vectors_dot(&x->named, u->first_window, whole),
                 ep_vectors_dot(&x->named, ep_window_named(x, i), whole),
-                ep_vectors_dot(&x->bare, u->first_window, bare), ep_vectors_dot(&x->bare, ep_window_bare(x, i), bare)};
+                ep_vectors_dot(&x->bare, u->first_window, bare),
+                ep_vectors_dot(&x->bare, ep_window_bare(x, i), bare)};
         for (int k = 0; k < 4; k++) {
             best = scores[k] > best ? scores[k] : best;
         }
@@ -166,7 +169,8 @@ static void score_words(const ep_index *x, const char *text, size_t bytes, float
     ep_lexical_score(&x->lexical, keys, n, scores);
 }
 
-static void score_lexical(const ep_index *x, const ep_query *q, bool with_context, float *near, float *scratch)
+static void score_lexical(
+        const ep_index *x, const ep_query *q, bool with_context, float *near, float *scratch)
 {
     score_words(x, q->text, q->text_bytes, near);
     if (with_context) {

@@ -26,8 +26,9 @@ static bool is_word_char(uint32_t c)
         return c == 0xaa || c == 0xb5 || c == 0xba;
     }
     return c != 0xd7 && c != 0xf7 && !is_between(c, 0x2000, 0x206f) && !is_between(c, 0x20a0, 0x20cf) &&
-            !is_between(c, 0x2190, 0x2bff) && !is_between(c, 0x2e00, 0x2e7f) && !is_between(c, 0x3000, 0x303f) &&
-            !is_between(c, 0xe000, 0xf8ff) && !is_between(c, 0xfe00, 0xfe0f) && !is_between(c, 0xff00, 0xff0f) &&
+            !is_between(c, 0x2190, 0x2bff) && !is_between(c, 0x2e00, 0x2e7f) &&
+            !is_between(c, 0x3000, 0x303f) && !is_between(c, 0xe000, 0xf8ff) &&
+            !is_between(c, 0xfe00, 0xfe0f) && !is_between(c, 0xff00, 0xff0f) &&
             !is_between(c, 0xff1a, 0xff20) && c != 0xfeff && c != 0xfffd && !is_between(c, 0x1f000, 0x1faff);
 }
 
@@ -171,23 +172,24 @@ bool ep_word_next(const char *text, size_t bytes, size_t *at, ep_word *out)
 
 /* English function words and the remains of contractions, sorted for the binary search. They are in nearly every
  * message and say nothing about its topic. */
-static const char *const stop_words[] = {"a", "about", "above", "after", "again", "against", "all", "almost", "also",
-        "although", "always", "am", "among", "an", "and", "another", "any", "anyone", "anything", "are", "aren",
-        "around", "as", "at", "be", "because", "been", "before", "being", "below", "between", "both", "but", "by",
-        "can", "cannot", "could", "couldn", "did", "didn", "do", "does", "doesn", "doing", "don", "done", "down",
-        "during", "each", "either", "else", "ever", "every", "everyone", "everything", "few", "for", "from", "further",
-        "get", "go", "had", "hadn", "has", "hasn", "have", "haven", "having", "he", "hence", "her", "here", "hers",
-        "herself", "him", "himself", "his", "how", "however", "i", "if", "in", "into", "is", "isn", "it", "its",
-        "itself", "just", "least", "less", "ll", "many", "may", "me", "might", "mine", "more", "most", "much", "must",
-        "my", "myself", "neither", "never", "no", "nor", "not", "nothing", "now", "of", "off", "often", "on", "once",
-        "one", "only", "onto", "or", "other", "others", "our", "ours", "ourselves", "out", "over", "own", "per",
-        "perhaps", "quite", "rather", "re", "same", "see", "several", "shall", "she", "should", "shouldn", "since",
-        "so", "some", "someone", "something", "still", "such", "than", "that", "the", "their", "theirs", "them",
-        "themselves", "then", "there", "these", "they", "this", "those", "though", "through", "to", "together", "too",
-        "toward", "towards", "under", "until", "up", "upon", "us", "ve", "very", "was", "wasn", "we", "well", "were",
-        "weren", "what", "whatever", "when", "where", "whether", "which", "while", "who", "whom", "whose", "why",
-        "will", "with", "within", "without", "won", "would", "wouldn", "yet", "you", "your", "yours", "yourself",
-        "yourselves"};
+static const char *const stop_words[] = {"a", "about", "above", "after", "again", "against", "all", "almost",
+        "also", "although", "always", "am", "among", "an", "and", "another", "any", "anyone", "anything",
+        "are", "aren", "around", "as", "at", "be", "because", "been", "before", "being", "below", "between",
+        "both", "but", "by", "can", "cannot", "could", "couldn", "did", "didn", "do", "does", "doesn",
+        "doing", "don", "done", "down", "during", "each", "either", "else", "ever", "every", "everyone",
+        "everything", "few", "for", "from", "further", "get", "go", "had", "hadn", "has", "hasn", "have",
+        "haven", "having", "he", "hence", "her", "here", "hers", "herself", "him", "himself", "his", "how",
+        "however", "i", "if", "in", "into", "is", "isn", "it", "its", "itself", "just", "least", "less", "ll",
+        "many", "may", "me", "might", "mine", "more", "most", "much", "must", "my", "myself", "neither",
+        "never", "no", "nor", "not", "nothing", "now", "of", "off", "often", "on", "once", "one", "only",
+        "onto", "or", "other", "others", "our", "ours", "ourselves", "out", "over", "own", "per", "perhaps",
+        "quite", "rather", "re", "same", "see", "several", "shall", "she", "should", "shouldn", "since", "so",
+        "some", "someone", "something", "still", "such", "than", "that", "the", "their", "theirs", "them",
+        "themselves", "then", "there", "these", "they", "this", "those", "though", "through", "to",
+        "together", "too", "toward", "towards", "under", "until", "up", "upon", "us", "ve", "very", "was",
+        "wasn", "we", "well", "were", "weren", "what", "whatever", "when", "where", "whether", "which",
+        "while", "who", "whom", "whose", "why", "will", "with", "within", "without", "won", "would", "wouldn",
+        "yet", "you", "your", "yours", "yourself", "yourselves"};
 
 static bool is_stop_word(const char *word, size_t bytes)
 {

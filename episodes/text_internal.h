@@ -13,14 +13,14 @@
 #include "kernels/base.h"
 
 enum {
-    EP_WORD_BYTES_MAX = 64,   /* longer words are cut; arbitrary, longer than any real word */
-    EP_CHUNK_WORDS_MAX = 90,  /* about 128 word pieces of English */
+    EP_WORD_BYTES_MAX = 64,  /* longer words are cut; arbitrary, longer than any real word */
+    EP_CHUNK_WORDS_MAX = 90, /* about 128 word pieces of English */
     EP_CHUNK_SENTENCES_MAX = 3
 };
 
 /* One word as it stands in the text and as it is compared. */
 typedef struct ep_word {
-    size_t at, bytes;             /* in the text */
+    size_t at, bytes;               /* in the text */
     char folded[EP_WORD_BYTES_MAX]; /* lower case, not stemmed, not terminated */
     size_t folded_bytes;
 } ep_word;

@@ -14,7 +14,9 @@
 
 #include "kernels/base.h"
 
-enum { EP_DIM_MAX = 4096 }; /* 4096 * 127 * 32767 would pass 2^31 only for vectors that are not unit; see vectors.c */
+enum {
+    EP_DIM_MAX = 4096
+}; /* 4096 * 127 * 32767 would pass 2^31 only for vectors that are not unit; see vectors.c */
 
 typedef struct ep_vectors {
     int dim;

@@ -29,7 +29,8 @@ int ep_windows_ending_at(const ep_item *u)
 static int64_t wider_window(const ep_index *x, int64_t i, int ahead_max)
 {
     const ep_item *end = &x->items[i];
-    for (int ahead = 1; ahead <= ahead_max && i + ahead < x->n_items && x->items[i + ahead].run_at > 0; ahead++) {
+    for (int ahead = 1; ahead <= ahead_max && i + ahead < x->n_items && x->items[i + ahead].run_at > 0;
+            ahead++) {
         end = &x->items[i + ahead];
     }
     return end->first_window + ep_windows_ending_at(end) - 1;
@@ -66,7 +67,8 @@ static status store_vector(ep_index *x, target to, int64_t owner, const int8_t *
     TRY(ep_vectors_reserve(pool, 1));
     if (to == TO_PARTS) {
         void *owners = x->part_owners;
-        TRY(base_grow(&owners, &x->part_owners_cap, (size_t)x->parts.count + 1, SIZE_MAX / 8, sizeof *x->part_owners));
+        TRY(base_grow(&owners, &x->part_owners_cap, (size_t)x->parts.count + 1, SIZE_MAX / 8,
+                sizeof *x->part_owners));
         x->part_owners = owners;
         x->part_owners[x->parts.count] = owner;
     }
@@ -139,7 +141,8 @@ static status put_window(batch *b, target to, int64_t i, int length, err *e)
     for (int64_t k = i - back; k <= i; k++) {
         const ep_item *u = &b->x->items[k];
         size_t from = to == TO_BARE ? u->text_at : 0;
-        TRY(put_words(b, u->line + from, u->line_bytes - from, back == 0 ? ALONE_WORDS_MAX : EP_CHUNK_WORDS_MAX));
+        TRY(put_words(
+                b, u->line + from, u->line_bytes - from, back == 0 ? ALONE_WORDS_MAX : EP_CHUNK_WORDS_MAX));
         if (k < i) {
             TRY(base_buf_append(&b->text, "\n", 1));
         }
@@ -200,7 +203,8 @@ status ep_windows_embed(ep_index *x, int64_t from, int n, err *e)
 /* ---- means ---- */
 
 /* Entry i of `means` = weight * vector a + (1 - weight) * vector b of `pool`. */
-static void set_mean(ep_index *x, ep_vectors *means, const ep_vectors *pool, int64_t i, int64_t a, int64_t b, float weight)
+static void set_mean(
+        ep_index *x, ep_vectors *means, const ep_vectors *pool, int64_t i, int64_t a, int64_t b, float weight)
 {
     int dim = x->ops.dim;
     float *mean = x->workspace, step = 0;

@@ -58,9 +58,14 @@ static void build(ep_index *x, int utterances)
         int n = utterances - from < BATCH ? utterances - from : BATCH;
         for (int i = 0; i < n; i++) {
             sentence(text[i], sizeof text[i]);
-            u[i] = (ep_utterance){.text = text[i], .text_bytes = strlen(text[i]), .speaker = i % 2 ? "Ada" : "Bo",
-                    .has_time = true, .time_us = (int64_t)(from + i) / 20 * 86400000000, .turn = from + i,
-                    .first_token = (int64_t)(from + i) * 35, .tokens = 35};
+            u[i] = (ep_utterance){.text = text[i],
+                    .text_bytes = strlen(text[i]),
+                    .speaker = i % 2 ? "Ada" : "Bo",
+                    .has_time = true,
+                    .time_us = (int64_t)(from + i) / 20 * 86400000000,
+                    .turn = from + i,
+                    .first_token = (int64_t)(from + i) * 35,
+                    .tokens = 35};
         }
         if (ep_index_append(x, u, n, &e) != ST_OK) {
             fprintf(stderr, "bench_match: %s\n", e.text);
@@ -101,7 +106,8 @@ static void measure(int utterances)
     for (int i = 0; i < ROUNDS; i++) {
         memcpy(text, "What did Ada say of ", 20);
         sentence(text + 20, 60);
-        ep_query q = {.text = text, .text_bytes = strlen(text), .budget_tokens = 4096, .attended_from = INT64_MAX};
+        ep_query q = {
+                .text = text, .text_bytes = strlen(text), .budget_tokens = 4096, .attended_from = INT64_MAX};
         ep_match m;
         start = cpu_us();
         if (ep_match_run(x, &q, &m, &e) != ST_OK) {
@@ -111,9 +117,10 @@ static void measure(int utterances)
         ep_match_free(&m);
     }
     qsort(us, ROUNDS, sizeof *us, compare);
-    printf("%6d utterances: match %6.2f ms (fastest %.2f, slowest %.2f of %d)  %d episodes  append %.1f us each\n", utterances,
-            (double)us[ROUNDS / 2] / 1000, (double)us[0] / 1000, (double)us[ROUNDS - 1] / 1000, ROUNDS,
-            ep_index_episodes(x), (double)built / utterances);
+    printf("%6d utterances: match %6.2f ms (fastest %.2f, slowest %.2f of %d)  %d episodes  append %.1f us "
+           "each\n",
+            utterances, (double)us[ROUNDS / 2] / 1000, (double)us[0] / 1000, (double)us[ROUNDS - 1] / 1000,
+            ROUNDS, ep_index_episodes(x), (double)built / utterances);
     (void)fflush(stdout);
     ep_index_close(x);
 }

@@ -84,7 +84,8 @@ static void cache_open(cache *c, encoder *enc, const char *path)
             die(path, NULL);
         }
         rewind(c->file);
-        while (fread(&key, sizeof key, 1, c->file) == 1 && fread(v, sizeof *v, (size_t)c->dim, c->file) == (size_t)c->dim) {
+        while (fread(&key, sizeof key, 1, c->file) == 1 &&
+                fread(v, sizeof *v, (size_t)c->dim, c->file) == (size_t)c->dim) {
             cache_add(c, key, v);
         }
     }
@@ -177,7 +178,10 @@ static void add_turns(talk *t, const tokenizer *tok, const cJSON *session, const
         text = text != NULL ? text : string_of(turn, "text");
         text = text != NULL ? text : "";
         ep_utterance *u = &t->u[t->n];
-        *u = (ep_utterance){.text = text, .text_bytes = strlen(text), .speaker = speaker, .turn = t->n,
+        *u = (ep_utterance){.text = text,
+                .text_bytes = strlen(text),
+                .speaker = speaker,
+                .turn = t->n,
                 .tokens = tokens_of(tok, speaker, text)};
         u->first_token = t->n == 0 ? 0 : t->u[t->n - 1].first_token + t->u[t->n - 1].tokens;
         u->has_time = (when != NULL && agent_time_parse(when, &u->time_us) == ST_OK) ||
@@ -269,7 +273,8 @@ static void show_missed(const talk *t, const cJSON *question, const ep_match *m,
             found = found || m->hits[i].utterance == evidence[k];
         }
         if (!found) {
-            printf("      %s %s: %.120s\n", t->ids[evidence[k]], t->u[evidence[k]].speaker, t->u[evidence[k]].text);
+            printf("      %s %s: %.120s\n", t->ids[evidence[k]], t->u[evidence[k]].speaker,
+                    t->u[evidence[k]].text);
         }
     }
 }
@@ -285,7 +290,10 @@ static void ask(const ep_index *x, const talk *t, const cJSON *question, bool ve
     sum->questions++;
     for (int b = 0; b < BUDGETS; b++) {
         const char *text = string_of(question, "question");
-        ep_query q = {.text = text, .text_bytes = strlen(text), .budget_tokens = budgets[b], .attended_from = INT64_MAX};
+        ep_query q = {.text = text,
+                .text_bytes = strlen(text),
+                .budget_tokens = budgets[b],
+                .attended_from = INT64_MAX};
         ep_match m;
         err e = {0};
         if (ep_match_run(x, &q, &m, &e) != ST_OK) {
@@ -330,7 +338,8 @@ static void show(const char *name, const tally *t)
     for (int b = 0; b < BUDGETS; b++) {
         printf(" %.3f", t->recall[b] / t->questions);
     }
-    printf("  mean tokens %.0f  refused %d  lowest best %.3f  category", t->tokens / t->questions, t->refused, t->best_least);
+    printf("  mean tokens %.0f  refused %d  lowest best %.3f  category", t->tokens / t->questions, t->refused,
+            t->best_least);
     for (int c = 1; c < CATEGORIES; c++) {
         if (t->in_category[c] > 0) {
             printf(" %d: %.3f", c, t->by_category[c] / t->in_category[c]);
@@ -352,7 +361,9 @@ static int unrelated_used(const ep_index *x)
             "Difference between TCP and UDP?", "List the kings of Sweden in the 17th century."};
     int used = 0;
     for (size_t i = 0; i < sizeof questions / sizeof *questions; i++) {
-        ep_query q = {.text = questions[i], .text_bytes = strlen(questions[i]), .budget_tokens = 4096,
+        ep_query q = {.text = questions[i],
+                .text_bytes = strlen(questions[i]),
+                .budget_tokens = 4096,
                 .attended_from = INT64_MAX};
         ep_match m;
         err e = {0};
@@ -383,8 +394,8 @@ static void measure(const char *path, const tokenizer *tok, const ep_model_ops *
     }
     const char *name = strrchr(path, '/');
     show(name != NULL ? name + 1 : path, &sum);
-    printf("    %d utterances, %lld segments, %d episodes; of 14 unrelated questions %d recall something\n", t.n,
-            (long long)ep_index_segments(x), ep_index_episodes(x), unrelated_used(x));
+    printf("    %d utterances, %lld segments, %d episodes; of 14 unrelated questions %d recall something\n",
+            t.n, (long long)ep_index_segments(x), ep_index_episodes(x), unrelated_used(x));
     for (int i = 0; verbose && i < ep_index_episodes(x); i++) {
         ep_episode ep;
         if (ep_index_episode(x, i, &ep) == ST_OK) {
@@ -400,7 +411,8 @@ static void measure(const char *path, const tokenizer *tok, const ep_model_ops *
 int main(int argc, char **argv)
 {
     if (argc < 4) {
-        fprintf(stderr, "usage: bench_recall MODEL.gguf ENCODER-FOLDER [-c CACHE] [-f FLOOR] [-v] FILE.json...\n");
+        fprintf(stderr,
+                "usage: bench_recall MODEL.gguf ENCODER-FOLDER [-c CACHE] [-f FLOOR] [-v] FILE.json...\n");
         return 2;
     }
     gguf *g = NULL;

@@ -40,7 +40,7 @@ def main():
         assert refused.returncode == 1 and b"no-model.gguf" in refused.stdout
         if model:
             answer = run([program, os.path.join(MODELS, "SmolLM2-135M-Instruct.Q4_1.gguf"),
-                          os.path.join(MODELS, "all-MiniLM-L6-v2"), "What is the capital of France?"])
+                          os.path.join(MODELS, "all-MiniLM-L6-v2"), "Name the capital city of France."])
             assert answer.returncode == 0 and b"Paris" in answer.stdout
 
 

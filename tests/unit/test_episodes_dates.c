@@ -21,8 +21,10 @@ static int64_t days(int year, int month, int day) /* since 1970, by counting */
 /* Now is Wednesday, 14 June 2023; the log runs from March 2022 to June 2023. */
 static int spans_of(const char *text, bool has_now, ep_time_span *out)
 {
-    ep_time_frame f = {.has_now = has_now, .now_us = days(2023, 6, 14) * day_us + 3600000000,
-            .log_from_us = days(2022, 3, 1) * day_us, .log_to_us = days(2023, 6, 13) * day_us};
+    ep_time_frame f = {.has_now = has_now,
+            .now_us = days(2023, 6, 14) * day_us + 3600000000,
+            .log_from_us = days(2022, 3, 1) * day_us,
+            .log_to_us = days(2023, 6, 13) * day_us};
     return ep_time_spans(text, strlen(text), &f, out);
 }
 
@@ -31,8 +33,9 @@ static void is_span(const char *text, int64_t from, int64_t to)
     ep_time_span s[EP_TIME_SPANS_MAX];
     int n = spans_of(text, true, s);
     if (n != 1 || s[0].from_us != from * day_us || s[0].to_us != to * day_us) {
-        print_message("%s: %d spans, %lld to %lld, wanted %lld to %lld\n", text, n, n > 0 ? (long long)(s[0].from_us / day_us) : 0,
-                n > 0 ? (long long)(s[0].to_us / day_us) : 0, (long long)from, (long long)to);
+        print_message("%s: %d spans, %lld to %lld, wanted %lld to %lld\n", text, n,
+                n > 0 ? (long long)(s[0].from_us / day_us) : 0, n > 0 ? (long long)(s[0].to_us / day_us) : 0,
+                (long long)from, (long long)to);
     }
     assert_int_equal(n, 1);
     assert_int_equal(s[0].from_us, from * day_us);
@@ -96,8 +99,9 @@ static void a_month_alone_is_of_every_year(void **state)
 
 static void what_is_no_time(void **state)
 {
-    static const char *const texts[] = {"May I march with you?", "", "version 2023 of it", "room 8", "12.5.2 release",
-            "before June 2023", "as of 2022", "31 June 2023", "a ago", "the last straw", "99999 days ago", "45.13.2023"};
+    static const char *const texts[] = {"May I march with you?", "", "version 2023 of it", "room 8",
+            "12.5.2 release", "before June 2023", "as of 2022", "31 June 2023", "a ago", "the last straw",
+            "99999 days ago", "45.13.2023"};
     ep_time_span s[EP_TIME_SPANS_MAX];
     (void)state;
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
@@ -137,7 +141,8 @@ static void extreme_clocks_are_harmless(void **state)
 {
     static const int64_t times[] = {INT64_MIN, INT64_MIN + 1, -1, 0, INT64_MAX};
     ep_time_span s[EP_TIME_SPANS_MAX];
-    const char *text = "yesterday, last May, in May, 30 years ago, last week, this month, last summer, in 2199";
+    const char *text =
+            "yesterday, last May, in May, 30 years ago, last week, this month, last summer, in 2199";
     (void)state;
     for (size_t i = 0; i < sizeof times / sizeof *times; i++) {
         ep_time_frame f = {true, times[i], INT64_MIN, INT64_MAX};
@@ -149,9 +154,10 @@ static void extreme_clocks_are_harmless(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(days_are_read), cmocka_unit_test(months_and_years_are_read),
-            cmocka_unit_test(relative_times_are_read), cmocka_unit_test(a_month_alone_is_of_every_year),
-            cmocka_unit_test(what_is_no_time), cmocka_unit_test(a_day_behind_before_is_not_strict),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(days_are_read),
+            cmocka_unit_test(months_and_years_are_read), cmocka_unit_test(relative_times_are_read),
+            cmocka_unit_test(a_month_alone_is_of_every_year), cmocka_unit_test(what_is_no_time),
+            cmocka_unit_test(a_day_behind_before_is_not_strict),
             cmocka_unit_test(weight_falls_over_the_margin), cmocka_unit_test(extreme_clocks_are_harmless)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

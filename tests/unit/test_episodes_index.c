@@ -7,8 +7,8 @@ enum { MANY = 400 };
 static void make_talk(ep_utterance *u, char (*text)[4096])
 {
     static const char *const topics[] = {"garden tomato seedling compost", "brake mechanic car inspection",
-            "train sleeper vienna station", "cello suite recital teacher", "dog leash puppy walk", "bread oven flour yeast",
-            "visa passport embassy form", "chess opening tournament clock"};
+            "train sleeper vienna station", "cello suite recital teacher", "dog leash puppy walk",
+            "bread oven flour yeast", "visa passport embassy form", "chess opening tournament clock"};
     int64_t now = 1700000000000000;
     for (int i = 0; i < MANY; i++) {
         now += i % 9 == 8 ? (int64_t)86400000000 : 60000000;
@@ -16,14 +16,23 @@ static void make_talk(ep_utterance *u, char (*text)[4096])
         (void)sprintf(text[i], "%s number%d talk%d", topics[i / 9 % 8], i, i % 17);
         if (i % 50 == 20) {
             for (int k = 0; k < 40; k++) {
-                (void)sprintf(text[i] + strlen(text[i]), ". Sentence %d of the long message%d goes here", k, i);
+                (void)sprintf(
+                        text[i] + strlen(text[i]), ". Sentence %d of the long message%d goes here", k, i);
             }
         }
         if (i % 60 == 33) {
             text[i][0] = '\0';
         }
-        u[i] = (ep_utterance){.text = text[i], .text_bytes = strlen(text[i]), .speaker = i % 3 ? "Ada" : i % 5 ? "Bo Li" : NULL,
-                .has_time = i % 31 != 30, .time_us = now, .turn = i, .first_token = i * 30, .tokens = 30};
+        u[i] = (ep_utterance){.text = text[i],
+                .text_bytes = strlen(text[i]),
+                .speaker = i % 3 ? "Ada"
+                        : i % 5  ? "Bo Li"
+                                 : NULL,
+                .has_time = i % 31 != 30,
+                .time_us = now,
+                .turn = i,
+                .first_token = i * 30,
+                .tokens = 30};
     }
 }
 
@@ -254,7 +263,9 @@ static void topics_become_episodes(void **state)
     (void)state;
     for (int round = 0; round < 3; round++) {
         for (int i = 0; i < 4; i++) {
-            tell(x, "Ada", i == 0 ? "The tomato seedlings in my garden need compost" : "tomato garden compost", 100 + round * 2);
+            tell(x, "Ada",
+                    i == 0 ? "The tomato seedlings in my garden need compost" : "tomato garden compost",
+                    100 + round * 2);
         }
         for (int i = 0; i < 4; i++) {
             tell(x, "Bo", "The brake of my car squeaks, says the mechanic", 101 + round * 2);
@@ -381,11 +392,14 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(chopping_does_not_matter),
             cmocka_unit_test(every_prefix_is_the_same_too), cmocka_unit_test(each_text_is_embedded_once),
-            cmocka_unit_test(a_failing_encoder_leaves_no_trace), cmocka_unit_test(memory_running_out_leaves_no_trace),
-            cmocka_unit_test(bad_utterances_are_refused_whole), cmocka_unit_test(segments_end_where_they_should),
-            cmocka_unit_test(windows_keep_inside_the_run), cmocka_unit_test(texts_to_embed_are_bounded),
-            cmocka_unit_test(topics_become_episodes), cmocka_unit_test(the_open_segment_counts_at_once),
-            cmocka_unit_test(equal_segments_are_split_by_size), cmocka_unit_test(empty_texts_stay_with_their_predecessor),
+            cmocka_unit_test(a_failing_encoder_leaves_no_trace),
+            cmocka_unit_test(memory_running_out_leaves_no_trace),
+            cmocka_unit_test(bad_utterances_are_refused_whole),
+            cmocka_unit_test(segments_end_where_they_should), cmocka_unit_test(windows_keep_inside_the_run),
+            cmocka_unit_test(texts_to_embed_are_bounded), cmocka_unit_test(topics_become_episodes),
+            cmocka_unit_test(the_open_segment_counts_at_once),
+            cmocka_unit_test(equal_segments_are_split_by_size),
+            cmocka_unit_test(empty_texts_stay_with_their_predecessor),
             cmocka_unit_test(episodes_merge_when_they_meet)};
     return cmocka_run_group_tests(tests, set_up, NULL);
 }

@@ -3,7 +3,8 @@
 
 static ep_match match(const ep_index *x, const char *text, int64_t budget)
 {
-    ep_query q = {.text = text, .text_bytes = strlen(text), .budget_tokens = budget, .attended_from = INT64_MAX};
+    ep_query q = {
+            .text = text, .text_bytes = strlen(text), .budget_tokens = budget, .attended_from = INT64_MAX};
     ep_match m;
     err e = {0};
     assert_int_equal(ep_match_run(x, &q, &m, &e), ST_OK);
@@ -64,11 +65,12 @@ static void check_match(const ep_match *m, int64_t budget)
 /* Four topics on four days, four utterances each. */
 static ep_index *four_topics(stand_in *s)
 {
-    static const char *const lines[] = {"the tomato seedlings on the balcony", "tomato seedlings like compost",
-            "balcony lamp for seedlings", "frost harms tomato plants", "the brake pads of the car", "the mechanic checks the brake",
-            "car inspection by the mechanic", "brake cable and pads", "night train to Vienna", "a sleeper on the train",
-            "Vienna station luggage", "train breakfast in the sleeper", "the cello suite", "my teacher plays cello",
-            "recital of the suite", "cello recital on Thursday"};
+    static const char *const lines[] = {"the tomato seedlings on the balcony",
+            "tomato seedlings like compost", "balcony lamp for seedlings", "frost harms tomato plants",
+            "the brake pads of the car", "the mechanic checks the brake", "car inspection by the mechanic",
+            "brake cable and pads", "night train to Vienna", "a sleeper on the train",
+            "Vienna station luggage", "train breakfast in the sleeper", "the cello suite",
+            "my teacher plays cello", "recital of the suite", "cello recital on Thursday"};
     ep_index *x = index_with(s, NULL);
     for (int i = 0; i < 16; i++) {
         tell(x, i % 2 ? "assistant" : "user", lines[i], 100 + i / 4 * 4);
@@ -155,8 +157,11 @@ static void attended_rows_are_not_taken_twice(void **state)
     ep_index *x = four_topics(&s);
     (void)state;
     /* Utterance i has rows [10 i, 10 i + 10): 4 is pinned, half of 5, and 7 is recent. */
-    ep_match m = match_query(x, (ep_query){.text = "brake pads mechanic car", .budget_tokens = 1000, .attended_before = 55,
-                                        .attended_from = 70});
+    ep_match m = match_query(x,
+            (ep_query){.text = "brake pads mechanic car",
+                    .budget_tokens = 1000,
+                    .attended_before = 55,
+                    .attended_from = 70});
     check_match(&m, 1000);
     assert_int_equal(hit_of(&m, 4)->reason, EP_ATTENDED);
     assert_int_equal(hit_of(&m, 7)->reason, EP_ATTENDED);
@@ -166,8 +171,11 @@ static void attended_rows_are_not_taken_twice(void **state)
     assert_int_equal(hit_of(&m, 5)->tokens, 5);
     ep_match_free(&m);
     /* What only recent rows are about recalls nothing old. */
-    m = match_query(x, (ep_query){.text = "brake pads mechanic car", .budget_tokens = 1000, .attended_before = 0,
-                               .attended_from = 40});
+    m = match_query(x,
+            (ep_query){.text = "brake pads mechanic car",
+                    .budget_tokens = 1000,
+                    .attended_before = 0,
+                    .attended_from = 40});
     assert_int_equal(m.n_used, 0);
     ep_match_free(&m);
     ep_index_close(x);
@@ -256,8 +264,12 @@ static void a_named_time_narrows(void **state)
     ep_index *x = two_marathons(&s);
     (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        ep_match m = match_query(x, (ep_query){.text = cases[i].text, .budget_tokens = 1000, .attended_from = INT64_MAX,
-                                            .has_now = true, .now_us = (int64_t)(DAY_2023_05_08 + 30) * 86400000000});
+        ep_match m = match_query(x,
+                (ep_query){.text = cases[i].text,
+                        .budget_tokens = 1000,
+                        .attended_from = INT64_MAX,
+                        .has_now = true,
+                        .now_us = (int64_t)(DAY_2023_05_08 + 30) * 86400000000});
         check_match(&m, 1000);
         assert_true(uses(&m, cases[i].early ? 0 : 3));
         assert_false(uses(&m, cases[i].early ? 3 : 0));
@@ -269,8 +281,9 @@ static void a_named_time_narrows(void **state)
 
 static void a_time_without_matches_narrows_nothing(void **state)
 {
-    static const char *const texts[] = {"Who ran the marathon in 1999?", "Who ran the marathon in March 2022?",
-            "Who ran the marathon before 2023?", "Who ran the marathon yesterday?"};
+    static const char *const texts[] = {"Who ran the marathon in 1999?",
+            "Who ran the marathon in March 2022?", "Who ran the marathon before 2023?",
+            "Who ran the marathon yesterday?"};
     stand_in s = {0};
     ep_index *x = two_marathons(&s);
     (void)state;
@@ -331,17 +344,25 @@ static void a_short_question_leans_on_its_context(void **state)
     stand_in s = {0};
     ep_index *x = four_topics(&s);
     (void)state;
-    ep_match m = match_query(x, (ep_query){.text = "And what about that one?", .budget_tokens = 1000, .attended_from = INT64_MAX});
+    ep_match m = match_query(x,
+            (ep_query){
+                    .text = "And what about that one?", .budget_tokens = 1000, .attended_from = INT64_MAX});
     assert_int_equal(m.n_used, 0);
     ep_match_free(&m);
-    m = match_query(x, (ep_query){.text = "And what about that one?", .context = "brake pads of the car",
-                            .budget_tokens = 1000, .attended_from = INT64_MAX});
+    m = match_query(x,
+            (ep_query){.text = "And what about that one?",
+                    .context = "brake pads of the car",
+                    .budget_tokens = 1000,
+                    .attended_from = INT64_MAX});
     check_match(&m, 1000);
     assert_true(uses(&m, 4));
     ep_match_free(&m);
     /* A question that stands on its own does not. */
-    m = match_query(x, (ep_query){.text = "Explain quantum chromodynamics and gluon confinement", .context = "brake pads of the car",
-                            .budget_tokens = 1000, .attended_from = INT64_MAX});
+    m = match_query(x,
+            (ep_query){.text = "Explain quantum chromodynamics and gluon confinement",
+                    .context = "brake pads of the car",
+                    .budget_tokens = 1000,
+                    .attended_from = INT64_MAX});
     assert_int_equal(m.n_used, 0);
     ep_match_free(&m);
     ep_index_close(x);
@@ -377,7 +398,10 @@ static void memory_running_out_is_reported(void **state)
     status st = ST_ERR_MEMORY;
     (void)state;
     for (long countdown = 0; st != ST_OK; countdown++) {
-        ep_query q = {.text = "brake pads of Ada", .text_bytes = 17, .budget_tokens = 1000, .attended_from = INT64_MAX};
+        ep_query q = {.text = "brake pads of Ada",
+                .text_bytes = 17,
+                .budget_tokens = 1000,
+                .attended_from = INT64_MAX};
         ep_match m = {.n_hits = -7};
         err e = {0};
         base_fail_allocation(countdown);
@@ -404,8 +428,8 @@ static void memory_running_out_is_reported(void **state)
 
 static void the_plan_puts_the_best_last(void **state)
 {
-    ep_hit hits[3] = {{.first_token = 1000, .tokens = 300, .used = true}, {.first_token = 50, .tokens = 0, .used = true},
-            {.first_token = 7, .tokens = 128, .used = true}};
+    ep_hit hits[3] = {{.first_token = 1000, .tokens = 300, .used = true},
+            {.first_token = 50, .tokens = 0, .used = true}, {.first_token = 7, .tokens = 128, .used = true}};
     ep_match m = {.hits = hits, .n_hits = 3, .n_used = 3};
     ep_piece *p = NULL;
     int n = 0;
@@ -433,12 +457,13 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(the_topic_is_found_and_the_rest_left),
             cmocka_unit_test(an_unrelated_question_uses_nothing), cmocka_unit_test(the_budget_holds),
-            cmocka_unit_test(one_that_does_not_fit_leaves_its_place), cmocka_unit_test(attended_rows_are_not_taken_twice),
-            cmocka_unit_test(ties_go_to_the_later), cmocka_unit_test(matching_changes_nothing_and_repeats),
-            cmocka_unit_test(nothing_to_match), cmocka_unit_test(a_named_time_narrows),
-            cmocka_unit_test(a_time_without_matches_narrows_nothing), cmocka_unit_test(a_named_speaker_comes_first),
-            cmocka_unit_test(names_are_taken_out), cmocka_unit_test(a_short_question_leans_on_its_context),
-            cmocka_unit_test(a_fact_at_the_end_of_a_long_message_is_found), cmocka_unit_test(memory_running_out_is_reported),
-            cmocka_unit_test(the_plan_puts_the_best_last)};
+            cmocka_unit_test(one_that_does_not_fit_leaves_its_place),
+            cmocka_unit_test(attended_rows_are_not_taken_twice), cmocka_unit_test(ties_go_to_the_later),
+            cmocka_unit_test(matching_changes_nothing_and_repeats), cmocka_unit_test(nothing_to_match),
+            cmocka_unit_test(a_named_time_narrows), cmocka_unit_test(a_time_without_matches_narrows_nothing),
+            cmocka_unit_test(a_named_speaker_comes_first), cmocka_unit_test(names_are_taken_out),
+            cmocka_unit_test(a_short_question_leans_on_its_context),
+            cmocka_unit_test(a_fact_at_the_end_of_a_long_message_is_found),
+            cmocka_unit_test(memory_running_out_is_reported), cmocka_unit_test(the_plan_puts_the_best_last)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -84,9 +84,11 @@ static void hear(void *ctx, const cJSON *o)
 
 static void ask(void *ctx, const cJSON *o)
 {
-    static const char *const topics[][2] = {{"garden", "tomato"}, {"car", "brake"}, {"trip", "Vienna"}, {"music", "cello"}};
+    static const char *const topics[][2] = {
+            {"garden", "tomato"}, {"car", "brake"}, {"trip", "Vienna"}, {"music", "cello"}};
     const char *recall = string_of(o, "recall"), *text = string_of(o, "text");
-    ep_query q = {.text = text, .text_bytes = strlen(text), .budget_tokens = 2048, .attended_from = INT64_MAX};
+    ep_query q = {
+            .text = text, .text_bytes = strlen(text), .budget_tokens = 2048, .attended_from = INT64_MAX};
     ep_match m;
     err e = {0};
     assert_int_equal(ep_match_run(ctx, &q, &m, &e), ST_OK);
@@ -119,7 +121,8 @@ static void topics_are_found_and_nothing_else(void **state)
 
 static void a_fact_at_the_end_of_400_words_is_found(void **state)
 {
-    static const char *const filler[] = {"The committee met on the second floor and went through the minutes. ",
+    static const char *const filler[] = {
+            "The committee met on the second floor and went through the minutes. ",
             "Nobody objected to the new opening hours of the library. ",
             "The heating bill was higher than in the year before. ",
             "We talked about the parking spaces behind the school. ",
@@ -135,7 +138,10 @@ static void a_fact_at_the_end_of_400_words_is_found(void **state)
         tell(x, "Ada", i == 12 ? text : filler[i % 5], 100 + i / 6);
     }
     const char *question = "What is the name of the parrot?";
-    ep_query q = {.text = question, .text_bytes = strlen(question), .budget_tokens = 1000, .attended_from = INT64_MAX};
+    ep_query q = {.text = question,
+            .text_bytes = strlen(question),
+            .budget_tokens = 1000,
+            .attended_from = INT64_MAX};
     ep_match m;
     err e = {0};
     assert_int_equal(ep_match_run(x, &q, &m, &e), ST_OK);

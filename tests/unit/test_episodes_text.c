@@ -36,8 +36,12 @@ static void words_are_folded_and_separated(void **state)
 static void ill_formed_bytes_separate_words(void **state)
 {
     (void)state;
-    folded_is("a\xff" "b\xc3", "a|b|");
-    folded_is("ab\xed\xa0\x80" "cd", "ab|cd|");
+    folded_is("a\xff"
+              "b\xc3",
+            "a|b|");
+    folded_is("ab\xed\xa0\x80"
+              "cd",
+            "ab|cd|");
 }
 
 static void endings_are_stripped(void **state)

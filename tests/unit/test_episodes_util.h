@@ -24,7 +24,8 @@ typedef struct stand_in {
     size_t longest;
 } stand_in;
 
-static inline status stand_in_embed(void *ctx, const char *const *texts, const size_t *bytes, int n, float *out, err *e)
+static inline status stand_in_embed(
+        void *ctx, const char *const *texts, const size_t *bytes, int n, float *out, err *e)
 {
     stand_in *s = ctx;
     s->calls++;
@@ -106,8 +107,8 @@ static inline void dump_items(base_buf *b, const ep_index *x)
     dump_number(b, x->n_items);
     for (int64_t i = 0; i < x->n_items; i++) {
         const ep_item *u = &x->items[i];
-        const int64_t fields[] = {(int64_t)u->text_at, u->speaker, u->has_time, u->time_us, u->turn, u->first_token,
-                u->tokens, u->run_at, u->first_window, u->first_part, u->parts, u->segment};
+        const int64_t fields[] = {(int64_t)u->text_at, u->speaker, u->has_time, u->time_us, u->turn,
+                u->first_token, u->tokens, u->run_at, u->first_window, u->first_part, u->parts, u->segment};
         dump_bytes(b, u->line, u->line_bytes);
         dump_bytes(b, fields, sizeof fields);
     }
