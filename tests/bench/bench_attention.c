@@ -68,7 +68,8 @@ static void run_case(const bench_case *b, krn_pool *pool, int repeats)
 
 int main(int argc, char **argv)
 {
-    int threads = argc > 1 ? atoi(argv[1]) : 1, repeats = argc > 2 ? atoi(argv[2]) : 20;
+    int threads = argc > 1 ? (int)strtol(argv[1], NULL, 10) : 1;
+    int repeats = argc > 2 ? (int)strtol(argv[2], NULL, 10) : 20;
     krn_pool *pool;
     err e;
     if (krn_pool_open(threads, &pool, &e) != ST_OK || repeats < 1 || repeats > 998) {

@@ -129,7 +129,7 @@ int main(int argc, char **argv)
 {
     static const int sizes[] = {1000, 3000, 10000, 30000};
     for (int i = 1; i < argc; i++) {
-        measure(atoi(argv[i]));
+        measure((int)strtol(argv[i], NULL, 10));
     }
     for (size_t i = 0; argc < 2 && i < sizeof sizes / sizeof *sizes; i++) {
         measure(sizes[i]);

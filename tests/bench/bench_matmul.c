@@ -346,9 +346,9 @@ static bool parse(int argc, char **argv, options *o)
     *o = (options){.threads = 0, .repeats = 11, .n = {1, 8, 64, 512}, .n_count = 4};
     for (int i = 1; i + 1 < argc; i += 2) {
         if (strcmp(argv[i], "--threads") == 0) {
-            o->threads = atoi(argv[i + 1]);
+            o->threads = (int)strtol(argv[i + 1], NULL, 10);
         } else if (strcmp(argv[i], "--repeats") == 0) {
-            o->repeats = atoi(argv[i + 1]);
+            o->repeats = (int)strtol(argv[i + 1], NULL, 10);
         } else if (strcmp(argv[i], "--rows") == 0) {
             parse_rows(argv[i + 1], o);
         } else if (strcmp(argv[i], "--type") == 0) {

@@ -128,7 +128,7 @@ static bool fake_step(agent_engine *g, fake_job *j, bool cancelled, bool release
         fake_done(j, "", "cancelled");
         return true;
     }
-    if (strncmp(script, "echo ", 5) == 0 && j->step < atol(script + 5)) {
+    if (strncmp(script, "echo ", 5) == 0 && j->step < strtol(script + 5, NULL, 10)) {
         char text[32];
         (void)snprintf(text, sizeof text, "t%ld ", j->step++);
         fake_token(j, text);
@@ -151,7 +151,7 @@ static bool fake_step(agent_engine *g, fake_job *j, bool cancelled, bool release
         return true;
     }
     if (strncmp(script, "big ", 4) == 0) {
-        size_t n = (size_t)atol(script + 4);
+        size_t n = (size_t)strtol(script + 4, NULL, 10);
         char *text = base_alloc(n + 1);
         memset(text, 'x', n);
         text[n] = '\0';

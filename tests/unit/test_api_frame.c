@@ -24,7 +24,7 @@ static bool on_line(void *user, frame_event event, const uint8_t *line, size_t b
     seen *s = user;
     assert_true(s->n < LINES_MAX);
     if (event == FRAME_TOO_LONG) {
-        strcpy(s->lines[s->n++], "!");
+        memcpy(s->lines[s->n++], "!", sizeof "!");
     } else {
         assert_true(bytes > 0 && bytes <= LIMIT);
         memcpy(s->lines[s->n], line, bytes);

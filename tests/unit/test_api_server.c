@@ -45,7 +45,7 @@ static void wait_a_little(void)
 static int connect_to(const char *path)
 {
     struct sockaddr_un a = {.sun_family = AF_UNIX};
-    strcpy(a.sun_path, path);
+    (void)snprintf(a.sun_path, sizeof a.sun_path, "%s", path);
     int fd = socket(AF_UNIX, SOCK_STREAM, 0);
     if (connect(fd, (struct sockaddr *)&a, sizeof a) != 0) {
         close(fd);
@@ -86,7 +86,7 @@ static void stop(fixture *f)
 static int setup(void **state)
 {
     fixture *f = calloc(1, sizeof *f);
-    strcpy(f->folder, "/tmp/epimem-test-XXXXXX");
+    (void)snprintf(f->folder, sizeof f->folder, "/tmp/epimem-test-XXXXXX");
     assert_non_null(mkdtemp(f->folder));
     (void)snprintf(f->path, sizeof f->path, "%s/s", f->folder);
     *state = f;
@@ -350,7 +350,7 @@ static void unread_pings_pause(void **state)
     char *many = calloc(BATCH, sizeof ping);
     start(f, 0, 0, 0);
     for (int i = 0; i < BATCH; i++) {
-        strcat(many + (size_t)i * (sizeof ping - 1), ping);
+        memcpy(many + (size_t)i * (sizeof ping - 1), ping, sizeof ping - 1);
     }
     talk *t = talk_open(f);
     size_t all = 0, bytes = BATCH * (sizeof ping - 1);
@@ -503,7 +503,7 @@ static void socket_files(void **state)
     err e;
     /* of a dead server: replaced */
     struct sockaddr_un a = {.sun_family = AF_UNIX};
-    strcpy(a.sun_path, f->path);
+    (void)snprintf(a.sun_path, sizeof a.sun_path, "%s", f->path);
     int dead = socket(AF_UNIX, SOCK_STREAM, 0);
     assert_int_equal(bind(dead, (struct sockaddr *)&a, sizeof a), 0);
     close(dead);
@@ -537,7 +537,7 @@ static void the_service_manager_is_told(void **state)
     char path[128], word[32];
     struct sockaddr_un a = {.sun_family = AF_UNIX};
     (void)snprintf(path, sizeof path, "%s/notify", f->folder);
-    strcpy(a.sun_path, path);
+    (void)snprintf(a.sun_path, sizeof a.sun_path, "%s", path);
     int fd = socket(AF_UNIX, SOCK_DGRAM, 0);
     assert_int_equal(bind(fd, (struct sockaddr *)&a, sizeof a), 0);
     notify_ready(path);

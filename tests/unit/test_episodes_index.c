@@ -1,5 +1,6 @@
 /* Appending: the state is a function of the sequence, whatever fails and however it is chopped. */
 #include "test_episodes_util.h"
+#include "tests/unit/text_append.h"
 
 enum { MANY = 400 };
 
@@ -13,11 +14,10 @@ static void make_talk(ep_utterance *u, char (*text)[4096])
     for (int i = 0; i < MANY; i++) {
         now += i % 9 == 8 ? (int64_t)86400000000 : 60000000;
         text[i][0] = '\0';
-        (void)sprintf(text[i], "%s number%d talk%d", topics[i / 9 % 8], i, i % 17);
+        text_append(text[i], sizeof text[i], "%s number%d talk%d", topics[i / 9 % 8], i, i % 17);
         if (i % 50 == 20) {
             for (int k = 0; k < 40; k++) {
-                (void)sprintf(
-                        text[i] + strlen(text[i]), ". Sentence %d of the long message%d goes here", k, i);
+                text_append(text[i], sizeof text[i], ". Sentence %d of the long message%d goes here", k, i);
             }
         }
         if (i % 60 == 33) {
@@ -242,7 +242,7 @@ static void texts_to_embed_are_bounded(void **state)
     (void)state;
     text[0] = '\0';
     for (int i = 0; i < 6000; i++) {
-        (void)strcat(text + (i > 100 ? (size_t)(i - 100) * 2 : 0), i % 40 == 39 ? "abc. " : "abc ");
+        text_append(text, sizeof text, "%s", i % 40 == 39 ? "abc. " : "abc ");
     }
     for (int i = 0; i < 5; i++) {
         tell(x, "Ada", text, 100);

@@ -1,5 +1,6 @@
 /* Matching: floor, budget, reasons, time, names, context, ties; the plan. */
 #include "test_episodes_util.h"
+#include "tests/unit/text_append.h"
 
 static ep_match match(const ep_index *x, const char *text, int64_t budget)
 {
@@ -375,9 +376,9 @@ static void a_fact_at_the_end_of_a_long_message_is_found(void **state)
     char text[8192] = "";
     (void)state;
     for (int i = 0; i < 400; i++) {
-        (void)sprintf(text + strlen(text), "filler%d%s", i, i % 11 == 10 ? ". " : " ");
+        text_append(text, sizeof text, "filler%d%s", i, i % 11 == 10 ? ". " : " ");
     }
-    (void)strcat(text, ". The spare key hides beneath the blue flowerpot.");
+    text_append(text, sizeof text, ". The spare key hides beneath the blue flowerpot.");
     for (int i = 0; i < 6; i++) {
         tell(x, "Ada", i == 3 ? text : "something different altogether", 100);
     }

@@ -6,6 +6,7 @@
 
 #include "agent/agent.h"
 #include "agent/encoder_internal.h"
+#include "tests/unit/text_append.h"
 
 static krn_pool *pool;
 static encoder *enc;
@@ -131,9 +132,9 @@ static void a_fact_at_the_end_of_400_words_is_found(void **state)
     char text[4096] = "";
     (void)state;
     for (int i = 0; i < 40; i++) {
-        (void)strcat(text, filler[i % 5]);
+        text_append(text, sizeof text, "%s", filler[i % 5]);
     }
-    (void)strcat(text, "By the way, my sister's parrot is called Gunther.");
+    text_append(text, sizeof text, "By the way, my sister's parrot is called Gunther.");
     for (int i = 0; i < 30; i++) {
         tell(x, "Ada", i == 12 ? text : filler[i % 5], 100 + i / 6);
     }

@@ -1,5 +1,6 @@
 /* Words, stems, sentences and pieces. */
 #include "test_episodes_util.h"
+#include "tests/unit/text_append.h"
 
 static uint64_t key_of(const char *word)
 {
@@ -15,8 +16,7 @@ static void folded_is(const char *text, const char *wanted)
     char all[256] = "";
     ep_word w;
     while (ep_word_next(text, strlen(text), &at, &w)) {
-        (void)strncat(all, w.folded, w.folded_bytes);
-        (void)strcat(all, "|");
+        text_append(all, sizeof all, "%.*s|", (int)w.folded_bytes, w.folded);
     }
     assert_string_equal(all, wanted);
 }
@@ -132,17 +132,17 @@ static void long_text_is_covered(void **state)
     char text[40000] = "";
     (void)state;
     for (int i = 0; i < 400; i++) {
-        (void)sprintf(text + strlen(text), "word%d%s", i, i % 13 == 12 ? ". " : " ");
+        text_append(text, sizeof text, "word%d%s", i, i % 13 == 12 ? ". " : " ");
     }
     pieces_cover(text, strlen(text), 10);
     text[0] = '\0';
     for (int i = 0; i < 1000; i++) {
-        (void)sprintf(text + strlen(text), "word%d ", i);
+        text_append(text, sizeof text, "word%d ", i);
     }
     pieces_cover(text, strlen(text), 11); /* one sentence of a thousand words */
     text[0] = '\0';
     for (int i = 0; i < 3000; i++) {
-        (void)strcat(text, "\xe6\x9d\xb1");
+        text_append(text, sizeof text, "\xe6\x9d\xb1");
     }
     pieces_cover(text, strlen(text), 30); /* no spaces at all */
 }
