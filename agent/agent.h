@@ -144,5 +144,6 @@ int agent_generate_main(int argc, char **argv);
 int agent_embed_main(int argc, char **argv);
 int agent_check_main(int argc, char **argv);
 int agent_bench_main(int argc, char **argv);
+int agent_bench_main(int argc, char **argv);
 
 #endif
