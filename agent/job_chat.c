@@ -172,6 +172,24 @@ static status run_match(job *j, int64_t budget, int64_t attended_before, int64_t
     return st;
 }
 
+/* Recalls up to `budget` tokens: half of it as often as the pieces, each with a query variant of its own, are more than a
+ * run can have. */
+static status match_and_plan(job *j, int64_t budget, tiers_view *v, err *e)
+{
+    int64_t pinned = v->pinned_end > TIERS_SINK_TOKENS ? v->pinned_end : TIERS_SINK_TOKENS;
+    for (;; budget /= 2) {
+        TRY(run_match(j, budget, pinned, v->window_from, e));
+        TRY(ep_plan(&j->match, &v->pieces, &v->n_pieces, e));
+        if (v->n_pieces <= TIERS_PIECES_MAX) {
+            return ST_OK;
+        }
+        base_free(v->pieces);
+        v->pieces = NULL;
+        v->n_pieces = 0;
+        ep_match_free(&j->match);
+    }
+}
+
 /* Everything while it fits the plain limit; else pinned rows, the exact window, and what matches. */
 static status choose_view(job *j, err *e)
 {
@@ -201,9 +219,7 @@ static status choose_view(job *j, err *e)
             TRY(run_match(j, g->recall_tokens, 0, INT64_MAX,
                     e)); /* attended anyway: only to say what it is about */
         } else if (budget > 0) {
-            int64_t pinned = v.pinned_end > TIERS_SINK_TOKENS ? v.pinned_end : TIERS_SINK_TOKENS;
-            TRY(run_match(j, budget, pinned, v.window_from, e));
-            TRY(ep_plan(&j->match, &v.pieces, &v.n_pieces, e));
+            TRY(match_and_plan(j, budget, &v, e));
         }
         j->miss_reason = j->match.n_used == 0 ? "nothing_relevant" : NULL;
     }

@@ -27,7 +27,9 @@ enum {
     TIERS_SINK_TOKENS = 64,
     TIERS_COLUMN_TOKENS = KRN_PAGE_ROWS,
     TIERS_BLOCK_TOKENS = 2 * KRN_PAGE_ROWS,
-    TIERS_PIECE_TOKENS = 16 /* tokens of one stored BF16 piece */
+    TIERS_PIECE_TOKENS = 16, /* tokens of one stored BF16 piece */
+    TIERS_PIECES_MAX =
+            MODEL_VARIANTS_MAX - 2 /* recalled pieces of a view: window and pinned rows have a variant each */
 };
 
 static inline int64_t tiers_column_start(int64_t column)
