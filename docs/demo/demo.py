@@ -17,6 +17,8 @@ MODEL = ROOT / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"
 ENCODER = ROOT / "models" / "all-MiniLM-L6-v2"
 CONVERSATION = ROOT / "docs" / "demo" / "conversation.jsonl"
 SESSION = "mara-and-jonas"
+CODEC = "turboquant-k4"  # keys at four bits, values at two: so small a model answers worse on keys of two bits
+EPISODES_SHOWN = 3
 QUESTIONS = json.loads((ROOT / "docs" / "demo" / "questions.json").read_text())
 BOLD, DIM, END = ("\033[1m", "\033[2m", "\033[0m") if sys.stdout.isatty() and not os.environ.get("NO_COLOR") else ("", "", "")
 ROW_BYTES_BF16 = 30 * 3 * 64 * 2 * 2  # layers x KV heads x head_dim x (K, V) x bytes: the default model
@@ -34,7 +36,8 @@ class Server:
         self.log = open(folder / "server.log", "ab")
         start = time.time()
         self.process = subprocess.Popen(
-            [PROGRAM, "serve", "-m", MODEL, "-e", ENCODER, "--data", folder / "data", "--socket", self.path], stderr=self.log)
+            [PROGRAM, "serve", "-m", MODEL, "-e", ENCODER, "--data", folder / "data", "--socket", self.path,
+             "--codec", CODEC], stderr=self.log)
         while True:
             try:
                 self.socket = socket.socket(socket.AF_UNIX)
@@ -78,10 +81,13 @@ def size(n):
 def show(question, done):
     memory, timing = done["memory"], done["timing"]
     say(f"\n  {BOLD}{question}{END}\n  {done['text'].strip()}")
-    for e in memory["episodes"]:
+    for e in memory["episodes"][:EPISODES_SHOWN]:
         dates = f"{e['from'][:10]} to {e['to'][:10]}" if e.get("from") else "no date"
         say(f"  {DIM}episode {e['id']}: \"{e['title'][:56]}\", {dates}, score {e['score']:.2f}, "
             f"{e['recalled_tokens']} tokens, {size(e['recalled_bytes'])}{END}")
+    more = memory["episodes"][EPISODES_SHOWN:]
+    if more:
+        say(f"  {DIM}and {sum(e['recalled_tokens'] for e in more)} tokens of {len(more)} more{END}")
     say(f"  {DIM}first token after {timing['first_token_ms']:.0f} ms ({memory['match_ms']:.0f} ms to match, "
         f"{memory['load_ms']:.0f} ms to load {size(memory['loaded_bytes'])}); "
         f"{done['usage']['prompt_tokens']} tokens attended, {done['usage']['prompt_tokens_details']['cached_tokens']} of them from memory{END}")
@@ -121,7 +127,7 @@ def run(folder):
         answers[q] = done["text"]
         show(q, done)
     say(f"\n  A plain engine attends to all {history} tokens for each: {size(history * ROW_BYTES_BF16)} of 16-bit cache "
-        f"against {size(done['memory']['attended_bytes'])} here, and past the model's window not at all.")
+        f"against {size(done['memory']['attended_bytes'])} here; past the model's window it could not go on at all.")
 
     say(f"\n{BOLD}3. kill -9, start again, ask again{END}")
     server.kill()
