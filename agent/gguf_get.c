@@ -74,7 +74,7 @@ status gguf_get_u64(const gguf *g, const char *name, uint64_t *out, err *e)
                                                 : 8);
         return ST_OK;
     case GGUF_I8:
-        value = (int8_t)raw_value(key, 1);
+        value = (int8_t)raw_value(key, 1); /* NOLINT(bugprone-signed-char-misuse): the sign is wanted */
         break;
     case GGUF_I16:
         value = (int16_t)raw_value(key, 2);

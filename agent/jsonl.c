@@ -6,6 +6,7 @@
 
 /* ---- parse ---- */
 
+/* NOLINTNEXTLINE(misc-no-recursion): as deep as jsonl_check let it be */
 static status check_members(const cJSON *value, err *e)
 {
     int members = 0;
@@ -20,7 +21,7 @@ static status check_members(const cJSON *value, err *e)
                 }
             }
         }
-        TRY(check_members(child, e)); /* as deep as jsonl_check let it be */
+        TRY(check_members(child, e));
     }
     return ST_OK;
 }

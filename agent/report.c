@@ -320,7 +320,7 @@ cJSON *report_stats(agent_engine *g)
     add_number(o, "corrupt_values", (double)c->corrupt_values);
     add_number(o, "rebuilds", (double)c->rebuilds);
     add_number(o, "rebuilt_tokens", (double)c->rebuilt_tokens);
-    add_number(o, "rebuilt_pages",
-            (double)(c->rebuilt_tokens / TIERS_COLUMN_TOKENS) * g->x.shape.layers * g->x.shape.kv_heads);
+    uint64_t columns = c->rebuilt_tokens / TIERS_COLUMN_TOKENS;
+    add_number(o, "rebuilt_pages", (double)columns * g->x.shape.layers * g->x.shape.kv_heads);
     return o;
 }

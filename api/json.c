@@ -245,6 +245,8 @@ static status read_word(reader *r, cJSON **out)
     return malformed(r, "a value was expected");
 }
 
+/* NOLINTBEGIN(misc-no-recursion): read_container counts the depth */
+
 /* Reads key, colon and value, and adds them to the object. */
 static status read_member(reader *r, cJSON *object, int n_before)
 {
@@ -350,6 +352,7 @@ static status read_value(reader *r, cJSON **out)
     }
     return read_word(r, out);
 }
+/* NOLINTEND(misc-no-recursion) */
 
 /* Where the first ill-formed sequence starts. */
 static size_t utf8_fault(const uint8_t *text, size_t bytes)

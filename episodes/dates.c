@@ -253,7 +253,7 @@ static int take_month_date(parse *p, int i)
 {
     static const char *const leads[] = {"in", "during", "of", "this", "early", "late", "mid", "since",
             "before", "after", "until", "by", "last"};
-    int month = month_at(p, i + 1), of = 0;
+    int month, of;
     if (is_day(p, i)) {
         of = is_word(p, i + 1, "of") && month_at(p, i + 2) > 0;
         month = month_at(p, i + 1 + of);

@@ -35,7 +35,7 @@
     X(ST_ERR_EXISTS, -15, "exists already")
 
 typedef enum status {
-#define STATUS_ENUM(code, value, text) code = value,
+#define STATUS_ENUM(code, value, text) code = (value),
     STATUS_TABLE(STATUS_ENUM)
 #undef STATUS_ENUM
 } status;
@@ -55,8 +55,13 @@ typedef struct err {
 /* Fills *e (which may be NULL) and returns code, so that a caller writes `return FAIL(e, ST_ERR_IO, ...)`. */
 status err_set(err *e, status code, int os_code, const char *file, int line, const char *format, ...)
         __attribute__((format(printf, 6, 7)));
+#ifdef __clang_analyzer__ /* it cannot see that err_set returns its argument, which is not ST_OK */
+#define FAIL(e, code, ...)        ((void)err_set((e), (code), 0, __FILE__, __LINE__, __VA_ARGS__), (code))
+#define FAIL_OS(e, code, os, ...) ((void)err_set((e), (code), (os), __FILE__, __LINE__, __VA_ARGS__), (code))
+#else
 #define FAIL(e, code, ...)        err_set((e), (code), 0, __FILE__, __LINE__, __VA_ARGS__)
 #define FAIL_OS(e, code, os, ...) err_set((e), (code), (os), __FILE__, __LINE__, __VA_ARGS__)
+#endif
 
 /* Forwards a failing status to the caller. */
 #define TRY(expr)                    \

@@ -162,8 +162,8 @@ static double sum_of_exp(const float *x, float shift, int64_t count)
     for (int64_t i = 0; i < count; i += LANES) {
         lanes v;
         load_up_to(&v, x + i, count - i, -INFINITY);
-        lanes_i32 counted =
-                (v > LANES_OF(-INFINITY)) | (v != v); /* a masked-out logit adds nothing; NaN shows */
+        /* a masked-out logit adds nothing; NaN shows */
+        lanes_i32 counted = (v > LANES_OF(-INFINITY)) | (v != v); /* NOLINT(misc-redundant-expression) */
         v -= LANES_OF(shift);
         lanes_exp(&v);
         v = LANES_SELECT(counted, v, LANES_OF(0.0f));
