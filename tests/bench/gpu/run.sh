@@ -41,10 +41,9 @@ build_all() {
         compile "$build/$(basename "$source" .c).o" "$source" gcc $flags || return 1
         objects+=("$build/$(basename "$source" .c).o")
     done
-    compile "$build/rows_avx2.o" kernels/rows/rows_avx2.c gcc $flags -mavx2 -mfma -mf16c || return 1
     compile "$build/rows_avx512.o" kernels/rows/rows_avx512.c gcc $flags -mavx512f -mavx512bw -mavx512vl -mavx512dq \
         -mavx512vnni -mfma -mf16c || return 1
-    objects+=("$build/rows_avx2.o" "$build/rows_avx512.o" "$build/bench_attend.o")
+    objects+=("$build/rows_avx512.o" "$build/bench_attend.o")
     build_variant "" || return 1
     build_variant _copies -DATTEND_NO_BULK || return 1
     local name
