@@ -15,7 +15,7 @@
 
 /* Chosen by looking at the episodes of three conversations; they shape what people see, not what is recalled. */
 enum { LOOSE_SEGMENTS_MIN = 16, SPLIT_RESTARTS = 4, MERGED_SEGMENTS_MAX = EP_EPISODE_SEGMENTS_MAX * 3 / 4 };
-static const double loose_mean_cosine = 0.58; /* mean cosine of the members to their centroid */
+static const double loose_mean_cosine = 0.62; /* mean cosine of the members to their centroid */
 static const double merge_cosine = 0.85;
 
 static float *centroid(const ep_index *x, int g)
@@ -83,13 +83,23 @@ static int group_for(const ep_index *x, const float *v, int64_t before)
 
 /* ---- titles ---- */
 
-/* Centrality times how much an utterance says: "Sounds good!" is near every centroid. */
+/* Centrality times how much an utterance tells, in the rarity of its first words: "Sounds good, thanks!" is near every
+ * centroid. */
 static double title_score(const ep_index *x, int64_t i, const ep_probe *probe)
 {
-    enum { WORDS_ENOUGH = 12 };
-    uint32_t words = x->lexical.words[i];
-    words = words > WORDS_ENOUGH ? WORDS_ENOUGH : words;
-    return (double)ep_vectors_dot(&x->bare, x->items[i].first_window, probe) * log(1 + (double)words);
+    enum { WORDS_MAX = 12 };
+    uint64_t keys[WORDS_MAX];
+    uint16_t counts[WORDS_MAX];
+    size_t bytes = 0;
+    int total = 0;
+    double told = 0;
+    const char *text = ep_item_text(&x->items[i], &bytes);
+    bytes = ep_text_cut(text, bytes, 2 * EP_TITLE_BYTES_MAX);
+    int n = ep_text_keys(text, bytes, keys, counts, WORDS_MAX, &total);
+    for (int k = 0; k < n; k++) {
+        told += ep_lexical_idf(&x->lexical, keys[k]);
+    }
+    return (double)ep_vectors_dot(&x->bare, x->items[i].first_window, probe) * log(1 + told);
 }
 
 typedef struct title_pick {
@@ -121,7 +131,8 @@ static void write_title(const ep_index *x, int64_t item, char *title)
 }
 
 /* The most central utterance of the members and of `more` (may be NULL). */
-static void set_title(const ep_index *x, const ep_group *group, const float *centre, const ep_segment *more, char *title)
+static void set_title(
+        const ep_index *x, const ep_group *group, const float *centre, const ep_segment *more, char *title)
 {
     ep_probe probe;
     title_pick pick = {-1, 0};
@@ -208,7 +219,7 @@ static void merge_into(ep_index *x, int g, int other)
 {
     ep_group *to = &x->groups[g];
     const ep_group *from = &x->groups[other];
-    int64_t merged[EP_EPISODE_SEGMENTS_MAX + 1];
+    int64_t merged[EP_EPISODE_SEGMENTS_MAX + 1] = {0};
     int n = 0, a = 0, b = 0;
     while (a < to->n_members || b < from->n_members) {
         bool first = b >= from->n_members || (a < to->n_members && to->members[a] < from->members[b]);

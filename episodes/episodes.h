@@ -71,7 +71,7 @@ status ep_index_episode(const ep_index *x, int i, ep_episode *out); /* i in [0, 
 
 typedef enum ep_reason {
     EP_USED,
-    EP_BELOW_FLOOR, /* nothing in the session reaches the floor */
+    EP_BELOW_FLOOR, /* nothing that could be recalled reaches the floor, or this one is far under it */
     EP_OVER_BUDGET, /* ranked behind what filled the budget */
     EP_ATTENDED,    /* its rows are in the pinned or recent tier already */
     EP_OUT_OF_TIME  /* the question names a time and this is not of it */
@@ -81,7 +81,7 @@ const char *ep_reason_text(ep_reason r);
 typedef struct ep_hit {
     int64_t utterance, turn, first_token;
     int32_t tokens;
-    int episode;
+    int episode; /* id */
     float score; /* plain cosine of its best window */
     float rank;  /* what ordered it: fused dense and lexical score, comparable inside this match only */
     bool used;
@@ -100,8 +100,9 @@ typedef struct ep_query {
     int64_t now_us; /* when the question is asked, for words like "yesterday" */
 } ep_query;
 
-/* hits: best first, all used ones and then up to 32 that were not; episodes: those with a candidate, best first.
- * Ties go to the later utterance. Freed with ep_match_free. */
+/* hits: best first, all used ones and then up to 32 that were not; a hit's rows leave out those that are attended
+ * anyway. episodes: those with a hit, in the order of their first one. best_score: of what could be recalled, -1 when
+ * there is nothing. Ties go to the later utterance. Freed with ep_match_free. */
 typedef struct ep_match {
     ep_hit *hits;
     int n_hits, n_used;

@@ -14,8 +14,8 @@ void ep_options_default(ep_options *o)
             .segment_utterances_max = 4,
             .segment_tokens_max = 512,
             .segment_gap_us = (int64_t)4 * 3600 * 1000000,
-            /* Gives 10 to 20 episodes for a conversation of 150 segments (README.md). */
-            .join_threshold = 0.5f,
+            /* A dozen episodes for a conversation of 150 segments; shapes what people see, not what is recalled. */
+            .join_threshold = 0.47f,
             .seed = 0x657069736f6465,
     };
 }
@@ -23,7 +23,8 @@ void ep_options_default(ep_options *o)
 status ep_index_open(const ep_options *o, const ep_model_ops *ops, ep_index **out, err *e)
 {
     if (ops->dim <= 0 || ops->dim > EP_DIM_MAX || ops->embed == NULL) {
-        return FAIL(e, ST_ERR_ARG, "a sentence encoder of dimension %d; expected 1 to %d", ops->dim, EP_DIM_MAX);
+        return FAIL(
+                e, ST_ERR_ARG, "a sentence encoder of dimension %d; expected 1 to %d", ops->dim, EP_DIM_MAX);
     }
     if (o->segment_utterances_max <= 0 || o->segment_tokens_max <= 0 || o->segment_gap_us < 0) {
         return FAIL(e, ST_ERR_ARG, "segment limits must be positive");
@@ -34,7 +35,8 @@ status ep_index_open(const ep_options *o, const ep_model_ops *ops, ep_index **ou
     }
     x->options = *o;
     x->ops = *ops;
-    x->named.dim = x->bare.dim = x->parts.dim = x->named_means.dim = x->bare_means.dim = x->segment_vectors.dim = ops->dim;
+    x->named.dim = x->bare.dim = x->parts.dim = x->named_means.dim = x->bare_means.dim =
+            x->segment_vectors.dim = ops->dim;
     x->workspace = base_zalloc(ep_cluster_workspace_floats(ops->dim), sizeof *x->workspace);
     if (x->workspace == NULL) {
         ep_index_close(x);
@@ -98,8 +100,14 @@ static status copy_utterance(const ep_utterance *u, ep_item *item)
         memcpy(line + lead, u->text, u->text_bytes);
     }
     line[lead + u->text_bytes] = '\0';
-    *item = (ep_item){.line = line, .line_bytes = lead + u->text_bytes, .text_at = lead, .speaker = -1,
-            .has_time = u->has_time, .time_us = u->time_us, .turn = u->turn, .first_token = u->first_token,
+    *item = (ep_item){.line = line,
+            .line_bytes = lead + u->text_bytes,
+            .text_at = lead,
+            .speaker = -1,
+            .has_time = u->has_time,
+            .time_us = u->time_us,
+            .turn = u->turn,
+            .first_token = u->first_token,
             .tokens = u->tokens};
     return ST_OK;
 }
@@ -109,7 +117,8 @@ static status reserve(ep_index *x, int n, size_t pairs)
 {
     size_t more = (size_t)n;
     void *items = x->items, *segments = x->segments, *groups = x->groups, *centroids = x->centroids;
-    TRY(base_grow(&items, &x->items_cap, (size_t)x->n_items + more, SIZE_MAX / sizeof *x->items, sizeof *x->items));
+    TRY(base_grow(
+            &items, &x->items_cap, (size_t)x->n_items + more, SIZE_MAX / sizeof *x->items, sizeof *x->items));
     x->items = items;
     TRY(base_grow(&segments, &x->segments_cap, (size_t)x->n_segments + more, SIZE_MAX / sizeof *x->segments,
             sizeof *x->segments));

@@ -68,18 +68,26 @@ void ep_lexical_add(ep_lexical *x, const uint64_t *keys, const uint16_t *counts,
     x->total_words += (uint64_t)total;
 }
 
+static double idf_of(const ep_lexical *x, uint32_t documents)
+{
+    return log(1 + ((double)x->documents - documents + 0.5) / (documents + 0.5));
+}
+
+double ep_lexical_idf(const ep_lexical *x, uint64_t key)
+{
+    return idf_of(x, x->slots == 0 ? 0 : x->terms[slot_of(x->terms, x->slots, key)].documents);
+}
+
 void ep_lexical_score(const ep_lexical *x, const uint64_t *keys, int n, float *scores)
 {
     memset(scores, 0, x->documents * sizeof *scores);
     if (x->total_words == 0) {
         return;
     }
-    double documents = (double)x->documents;
-    float length_share = (float)(length_weight * documents / (double)x->total_words);
+    float length_share = (float)(length_weight * (double)x->documents / (double)x->total_words);
     for (int i = 0; i < n; i++) {
         const ep_term *term = &x->terms[slot_of(x->terms, x->slots, keys[i])];
-        double idf = log(1 + (documents - term->documents + 0.5) / (term->documents + 0.5));
-        float gain = (float)(idf * (saturation + 1));
+        float gain = (float)(idf_of(x, term->documents) * (saturation + 1));
         for (uint32_t p = term->last; p != 0; p = x->postings[p - 1].before) {
             const ep_posting *posting = &x->postings[p - 1];
             float length = (float)(1 - length_weight) + length_share * (float)x->words[posting->document];

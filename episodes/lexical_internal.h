@@ -36,6 +36,8 @@ typedef struct ep_lexical {
 status ep_lexical_reserve(ep_lexical *x, size_t documents, size_t pairs);
 /* Adds the next document: n distinct keys with counts, `total` words in all. */
 void ep_lexical_add(ep_lexical *x, const uint64_t *keys, const uint16_t *counts, int n, int total);
+/* Inverse document frequency of a word: how much it tells. */
+double ep_lexical_idf(const ep_lexical *x, uint64_t key);
 /* scores[documents] = BM25 of the n distinct keys. */
 void ep_lexical_score(const ep_lexical *x, const uint64_t *keys, int n, float *scores);
 void ep_lexical_free(ep_lexical *x);

@@ -17,8 +17,13 @@ status ep_plan(const ep_match *m, ep_piece **pieces, int *n_pieces, err *e)
     if (n > INT32_MAX) {
         return FAIL(e, ST_ERR_LIMIT, "%lld pieces in a plan", (long long)n);
     }
-    ep_piece *out = n == 0 ? NULL : base_zalloc((size_t)n, sizeof *out);
-    if (n > 0 && out == NULL) {
+    if (n == 0) {
+        *pieces = NULL;
+        *n_pieces = 0;
+        return ST_OK;
+    }
+    ep_piece *out = base_zalloc((size_t)n, sizeof *out);
+    if (out == NULL) {
         return FAIL(e, ST_ERR_MEMORY, "no memory for a plan of %lld pieces", (long long)n);
     }
     int k = 0;

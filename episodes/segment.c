@@ -26,11 +26,11 @@ void ep_segment_add(ep_index *x, int64_t i, bool *closed)
 {
     ep_item *u = &x->items[i];
     ep_segment *last = x->n_segments > 0 ? &x->segments[x->n_segments - 1] : NULL;
-    *closed = last != NULL &&
-            (u->run_at == 0 || last->utterances >= x->options.segment_utterances_max ||
-                    last->tokens + u->tokens > x->options.segment_tokens_max);
-    if (last == NULL || *closed) {
-        REQUIRE((size_t)x->n_segments < x->segments_cap);
+    bool fits = last != NULL && u->run_at > 0 && last->utterances < x->options.segment_utterances_max &&
+            last->tokens + u->tokens <= x->options.segment_tokens_max;
+    *closed = last != NULL && !fits;
+    if (!fits) {
+        REQUIRE(x->segments != NULL && (size_t)x->n_segments < x->segments_cap);
         last = &x->segments[x->n_segments++];
         *last = (ep_segment){.first = i, .episode = -1};
     }

@@ -2,7 +2,7 @@
  * From ranks to a match: candidates best first, the floor, the budget, the reasons, the episodes.
  *
  * Two floors, both on plain cosines. When no utterance that could be recalled reaches the encoder's floor, nothing is:
- * the question is about something else. When one does, an utterance is used only from ROW_SHARE of the floor on: below
+ * the question is about something else. When one does, an utterance is used only from row_share of the floor on: below
  * that it is no evidence (measured: dropping those rows costs no recall at any budget), but people see it, and every
  * token pays for it.
  */
@@ -15,7 +15,7 @@ enum {
     GATE_CANDIDATES = 256, /* the best by rank, among which the floor is looked for */
     FRUITLESS_MAX = 1024   /* candidates in a row that could not be used: the rest will not either */
 };
-static const float ROW_SHARE = 0.8f;
+static const float row_share = 0.65f;
 
 const char *ep_reason_text(ep_reason r)
 {
@@ -115,8 +115,12 @@ static ep_hit hit_of(const work *w, int64_t i)
     int64_t from = u->first_token, to = from + u->tokens;
     from = from < w->q->attended_before ? w->q->attended_before : from;
     to = to > w->q->attended_from ? w->q->attended_from : to;
-    ep_hit h = {.utterance = i, .turn = u->turn, .first_token = from, .tokens = to > from ? (int32_t)(to - from) : 0,
-            .episode = w->x->segments[u->segment].episode, .score = ep_score_of(w->x, w->probes, i),
+    ep_hit h = {.utterance = i,
+            .turn = u->turn,
+            .first_token = from,
+            .tokens = to > from ? (int32_t)(to - from) : 0,
+            .episode = w->x->segments[u->segment].episode,
+            .score = ep_score_of(w->x, w->probes, i),
             .rank = w->ranks[i]};
     if (u->tokens > 0 && h.tokens == 0) {
         h.first_token = u->first_token;
@@ -129,7 +133,8 @@ static ep_hit hit_of(const work *w, int64_t i)
 static bool is_out_of_time(const work *w, const ep_hit *h)
 {
     const ep_item *u = &w->x->items[h->utterance];
-    return w->by_time && u->has_time && !(ep_time_weight(w->probes->spans, w->probes->n_spans, u->time_us) > 0);
+    return w->by_time && u->has_time &&
+            !(ep_time_weight(w->probes->spans, w->probes->n_spans, u->time_us) > 0);
 }
 
 /* Looks at the best candidates: whether anything matches at all, and whether the named time has something to say. A
@@ -144,8 +149,9 @@ static void open_gate(work *w)
     bool timely = false;
     for (int k = 0; k < w->n_gate; k++) {
         const ep_hit *h = &w->gate[k];
-        timely = timely || (h->reason != EP_ATTENDED && h->score >= w->x->ops.floor &&
-                                   w->x->items[h->utterance].has_time && !is_out_of_time(w, h));
+        timely = timely ||
+                (h->reason != EP_ATTENDED && h->score >= w->x->ops.floor &&
+                        w->x->items[h->utterance].has_time && !is_out_of_time(w, h));
     }
     w->by_time = w->by_time && timely;
     for (int k = 0; k < w->n_gate; k++) {
@@ -161,7 +167,7 @@ static ep_reason judge(const work *w, const ep_hit *h)
     if (h->reason == EP_ATTENDED) {
         return EP_ATTENDED;
     }
-    if (w->best < w->x->ops.floor || h->score < ROW_SHARE * w->x->ops.floor) {
+    if (w->best < w->x->ops.floor || h->score < row_share * w->x->ops.floor) {
         return EP_BELOW_FLOOR;
     }
     if (is_out_of_time(w, h)) {

@@ -359,19 +359,6 @@ static ep_slice trimmed(const char *text, size_t from, size_t to)
     return (ep_slice){from, to - from};
 }
 
-bool ep_sentence_next(const char *text, size_t bytes, size_t *at, ep_slice *out)
-{
-    while (*at < bytes) {
-        size_t from = *at;
-        *at = sentence_end(text, bytes, from);
-        if (ep_text_words(text + from, *at - from, 1) > 0) {
-            *out = trimmed(text, from, *at);
-            return true;
-        }
-    }
-    return false;
-}
-
 /* End of a sentence too long for a piece: behind its EP_CHUNK_WORDS_MAX-th word. */
 static size_t words_end(const char *text, size_t bytes, size_t from)
 {
@@ -387,7 +374,7 @@ static size_t words_end(const char *text, size_t bytes, size_t from)
 
 bool ep_chunk_next(const char *text, size_t bytes, size_t *at, ep_slice *out)
 {
-    size_t from = *at, end = *at, last_start = *at;
+    size_t from = *at, end = from, last_start = from;
     int sentences = 0, words = 0;
     while (sentences < EP_CHUNK_SENTENCES_MAX && end < bytes) {
         size_t next = sentence_end(text, bytes, end);

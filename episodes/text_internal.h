@@ -42,8 +42,6 @@ typedef struct ep_slice {
 /* The next piece of a long message: up to three sentences and 90 words; a longer sentence is cut between words, text
  * without spaces at character borders. Pieces overlap by one sentence where that fits. False at the end of the text. */
 bool ep_chunk_next(const char *text, size_t bytes, size_t *at, ep_slice *out);
-/* The next sentence with at least one word. False at the end of the text. */
-bool ep_sentence_next(const char *text, size_t bytes, size_t *at, ep_slice *out);
 /* Words in the text, at most `max` of them counted. */
 int ep_text_words(const char *text, size_t bytes, int max);
 /* Largest prefix of at most `max` bytes that ends at a character border. */
