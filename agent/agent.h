@@ -144,6 +144,8 @@ int agent_generate_main(int argc, char **argv);
 int agent_embed_main(int argc, char **argv);
 int agent_check_main(int argc, char **argv);
 int agent_bench_main(int argc, char **argv);
+int agent_calibrate_main(int argc, char **argv);
+int agent_eval_main(int argc, char **argv);
 int agent_bench_main(int argc, char **argv);
 
 #endif

@@ -175,6 +175,11 @@ static void attend(model_scratch *s, step *st, int layer)
         kv->new_rows(kv->ctx, layer, head, &s->new_k[head], &s->new_v[head]);
     }
     for_rows(s->m, store_task, st);
+    if (kv->tap != NULL) {
+        kv->tap(kv->tap_ctx, layer, row_at(s->q, st->first_row, c->q_heads * c->d),
+                row_at(s->k, st->first_row, c->kv_heads * c->d),
+                row_at(s->v, st->first_row, c->kv_heads * c->d));
+    }
     for (int head = 0; head < c->kv_heads; head++) {
         kv->spans(kv->ctx, layer, head, &s->heads[head].spans, &s->heads[head].n_spans);
     }

@@ -22,8 +22,8 @@ typedef struct model_config {
 status model_open(krn_pool *pool, const char *path, model **out, err *e);
 void model_close(model *m);
 const model_config *model_get_config(const model *m);
-const gguf *model_gguf(const model *m);       /* for the tokenizer and the template */
-uint64_t model_fingerprint(const model *m);   /* XXH3 over all weights and RoPE settings, computed at open */
+const gguf *model_gguf(const model *m);     /* for the tokenizer and the template */
+uint64_t model_fingerprint(const model *m); /* XXH3 over all weights and RoPE settings, computed at open */
 
 /* What the forward pass needs of a session's KV. The session decides tiers; the model only writes the new rows and
  * attends. Called by the forward pass, on its thread. */
@@ -40,6 +40,10 @@ typedef struct model_kv {
     int n_variants;
     const int64_t *shift;
     const float *sharpness;
+    /* NULL, or told the run's rows of each layer before they are attended, in model space: q [n][H][d] before the
+     * rotary position, k [n][K][d] after it, v [n][K][d]. For tools that measure (calibrate, eval). */
+    void (*tap)(void *tap_ctx, int layer, const float *q, const float *k, const float *v);
+    void *tap_ctx;
 } model_kv;
 enum { MODEL_VARIANTS_MAX = 256 }; /* of one run; more is ST_ERR_LIMIT */
 
@@ -81,11 +85,18 @@ typedef void (*model_on_row)(void *ctx, int row, const float *logits); /* row co
 status model_exact_open(const model *m, int64_t max_tokens, model_exact **out, err *e);
 void model_exact_close(model_exact *x);
 /* Appends n tokens; on_row is told the logits [vocab] of the last n_logits rows, in order. ST_ERR_LIMIT past max_tokens. */
-status model_exact_append(model_exact *x, const int32_t *ids, int n, int n_logits, model_on_row on_row, void *ctx,
-        const model_taps *taps, int n_taps, err *e);
-/* logits [n][vocab]; taps may be NULL. */
-status model_forward_exact(const model *m, const int32_t *ids, int n, float *logits, const model_taps *taps, int n_taps,
+status model_exact_append(model_exact *x,
+        const int32_t *ids,
+        int n,
+        int n_logits,
+        model_on_row on_row,
+        void *ctx,
+        const model_taps *taps,
+        int n_taps,
         err *e);
+/* logits [n][vocab]; taps may be NULL. */
+status model_forward_exact(
+        const model *m, const int32_t *ids, int n, float *logits, const model_taps *taps, int n_taps, err *e);
 
 /* ---- sampling ---- */
 typedef struct sampler_options {
@@ -95,6 +106,11 @@ typedef struct sampler_options {
     uint64_t seed;
 } sampler_options;
 /* Draw number `step` of the stream `seed`: the same answer after a restart. logits are changed in place. */
-int32_t sampler_pick(const sampler_options *o, float *logits, int vocab, const int32_t *recent, int n_recent, uint64_t step);
+int32_t sampler_pick(const sampler_options *o,
+        float *logits,
+        int vocab,
+        const int32_t *recent,
+        int n_recent,
+        uint64_t step);
 
 #endif

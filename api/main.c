@@ -29,6 +29,8 @@ static const struct {
         {"generate", "greedy text without a server, JSON lines", agent_generate_main},
         {"embed", "sentence embeddings, JSON lines", agent_embed_main},
         {"bench", "prefill and decode speed", agent_bench_main},
+        {"calibrate", "learn a model's rotations for the oscar codecs", agent_calibrate_main},
+        {"eval", "measure codecs on your own text", agent_eval_main},
         {"version", "print the version", version_main},
 };
 enum { N_PROGRAMS = sizeof programs / sizeof programs[0] };

@@ -173,6 +173,10 @@ status kvq_codec_open(
 void kvq_codec_close(kvq_codec *c)
 {
     if (c != NULL) {
+        if (c->calibration != NULL) {
+            kvq_calibration_free(c->calibration);
+            base_free(c->calibration);
+        }
         base_free(c->layers);
         base_free(c->k_rotations);
         base_free(c->v_rotations);

@@ -23,6 +23,7 @@ struct kvq_codec {
     krn_rotation *v_rotations;
     size_t *layer_at; /* [layers + 1] offset of a layer's first page in a column */
     uint64_t fingerprint;
+    kvq_calibration *calibration; /* owned; NULL: the codec needs none. Rotations may point into it */
 };
 
 /* Fills layers and rotations of a codec whose arrays are allocated and zeroed. */

@@ -58,4 +58,54 @@ void kvq_gather_rows(
 /* The span for the attention kernel. `bf16` columns give BF16 spans, coded ones PAGE spans. */
 krn_span kvq_span(const kvq_codec *c, int layer, int head, const uint8_t *column, int rows);
 
+/* ---- calibration: what a codec knows of one model (kvq/calibration.h says how it is computed) ---- */
+
+/* Arrays are owned; [L] layers, [K] KV heads, rotations row-major, rows are x R. An imported calibration has only the
+ * shared rotations: the parts it lacks are NULL. */
+typedef struct kvq_calibration {
+    kvq_shape shape;
+    char model[64];      /* for people */
+    uint64_t weights;    /* fingerprint of the model that it was made with */
+    int64_t tokens;      /* that went into it */
+    float *k_rotation;   /* [L][K][d][d] eigenbasis of the head's queries, times Hadamard */
+    float *k_mean;       /* [L][K][d] */
+    float *k_mean_steady; /* [L][K][d] of the mean before RoPE what is left when RoPE turns it through all positions */
+    float *v_mean;       /* [L][K][d] */
+    float *shared_k_rotation, *shared_v_rotation; /* [L][d][d] as OSCAR publishes them */
+    float *q_eigenvalues;                         /* [L][K][d] rising */
+    int32_t *k_bits;                              /* [L] 2 or 4; never NULL */
+} kvq_calibration;
+enum { KVQ_CALIBRATION_HEADS = 1, KVQ_CALIBRATION_SHARED = 2 }; /* which parts: per head, shared */
+
+/* Zeroed arrays of the named parts, two bits everywhere. */
+status kvq_calibration_create(const kvq_shape *shape, unsigned parts, kvq_calibration *out, err *e);
+void kvq_calibration_free(kvq_calibration *c); /* leaves it empty */
+/* safetensors. The writer replaces the file in one step; the reader believes nothing unchecked: shapes agree, numbers
+ * are finite, rotations are orthogonal within 1e-4. */
+status kvq_calibration_write(const kvq_calibration *c, const char *path, err *e);
+status kvq_calibration_read(const char *path, kvq_calibration *out, err *e);
+status kvq_calibration_read_memory(const void *data, size_t bytes, const char *name, kvq_calibration *out, err *e);
+/* ST_ERR_MISMATCH, naming both models, unless the file was made for these weights. */
+status kvq_calibration_check(const char *path, const char *model, uint64_t weights, err *e);
+/* Does the codec of this name take a calibration file? */
+bool kvq_codec_is_calibrated(const char *name);
+
+/* Second moments of queries, keys and values, summed in double in the order of the calls. */
+typedef struct kvq_moments kvq_moments;
+status kvq_moments_open(const kvq_shape *shape, kvq_moments **out, err *e);
+void kvq_moments_close(kvq_moments *m);
+/* n query rows [n][d] after RoPE, of all query heads that read this KV head. */
+void kvq_moments_add_queries(kvq_moments *m, int layer, int head, const float *q, int n);
+/* All keys (after RoPE) and values of the text whose queries were added last: [n][d] each. */
+void kvq_moments_add_text(kvq_moments *m, int layer, int head, const float *k, const float *v, int n);
+/* Rotations and means of all that was added; k_mean_steady stays zero, since it takes the model's RoPE to know it. */
+status kvq_moments_finish(const kvq_moments *m, kvq_calibration *out, err *e);
+/* Figures of one head for the table. */
+typedef struct kvq_head_figures {
+    double participation; /* (sum of eigenvalues)^2 / sum of squares, of the queries' moment: 1 to d */
+    double condition;     /* largest over smallest eigenvalue */
+    double mean_to_spread; /* |mean of K| over the root of its variance's trace */
+} kvq_head_figures;
+kvq_head_figures kvq_moments_figures(const kvq_moments *m, const kvq_calibration *c, int layer, int head);
+
 #endif

@@ -1,0 +1,31 @@
+/* The parts of `epimem calibrate`. */
+#ifndef EPIMEM_AGENT_CALIBRATE_INTERNAL_H
+#define EPIMEM_AGENT_CALIBRATE_INTERNAL_H
+
+#include "agent/eval_internal.h"
+
+typedef struct calibrate_options {
+    model_tool tool;
+    const char **texts; /* files; none: the built-in texts */
+    int n_texts;
+    const char *out_path;
+    int tokens;  /* of a text, at most */
+    double bits; /* <= 0: 2.4 at d 64, 2.3 otherwise */
+} calibrate_options;
+
+/* The texts that come with the program: dialogue, prose in several languages, code, lists. */
+enum { CALIBRATE_TEXTS = 3 };
+extern const char *const calibrate_texts[CALIBRATE_TEXTS];
+
+/* KL that coding one layer's keys at two bits costs, for each layer, added to damage [layers]. codec: keys at two bits. */
+status calibrate_rank_layers(const model_tool *t,
+        const kvq_codec *codec,
+        const token_list *texts,
+        int n_texts,
+        double *damage,
+        void (*on_layer)(int done, int all),
+        err *e);
+/* Four bits for the keys of the layers with the most damage, as long as the mean of K and V bits stays within `bits`. */
+void calibrate_assign_bits(kvq_calibration *c, const double *damage, double bits);
+
+#endif

@@ -1,0 +1,266 @@
+/* epimem eval codec: what a coded cache costs in words. The protocol is in eval_internal.h. */
+#include <getopt.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "agent/agent.h"
+#include "agent/eval_codec_internal.h"
+
+static const char help[] =
+        "Usage: epimem eval codec -m MODEL --text FILE... [options]\n"
+        "\n"
+        "Measures codecs on your text: each file's first tokens are computed exactly, all but the first 64 "
+        "and\n"
+        "the last 256 of them are coded, and the next tokens are predicted from that cache. KL is the\n"
+        "divergence of the predicted distributions from those of the exact cache, in nats, mean over "
+        "tokens.\n"
+        "Files are plain text, or conversations in the LoCoMo or REALTALK layout.\n"
+        "\n"
+        "  -m, --model FILE        GGUF file\n"
+        "      --text FILE...      texts, one context each\n"
+        "      --calibration FILE  of `epimem calibrate`, for the codecs that need one\n"
+        "      --codecs LIST       names with commas (default: all)\n"
+        "      --context N         tokens of context (default 4096)\n"
+        "      --tokens N          tokens predicted (default 512)\n"
+        "      --json              one JSON object a line instead of the table\n"
+        "      --plot FILE.svg     picture: KL against bits, and attention error by layer\n"
+        "  -t, --threads N         threads (default: one per core)\n"
+        "  -h, --help              show this help\n";
+
+static const char *const plain_codecs = "bf16,turboquant-k4,turboquant,hadamard,naive";
+static const char *const calibrated_codecs = "oscar+k4,oscar+,bf16,turboquant-k4,turboquant,hadamard,naive";
+
+/* ---- arguments ---- */
+
+static int usage_error(const char *what)
+{
+    (void)fprintf(stderr, "epimem eval codec: %s; see epimem eval codec --help\n", what);
+    return 2;
+}
+
+static bool read_count(const char *text, long min, long max, int *out)
+{
+    char *end = NULL;
+    long value = strtol(text, &end, 10);
+    if (end == text || *end != '\0' || value < min || value > max) {
+        return false;
+    }
+    *out = (int)value;
+    return true;
+}
+
+static int read_option(eval_codec_options *o, int option, char *value)
+{
+    switch (option) {
+    case 'm':
+        o->tool.model_path = value;
+        return -1;
+    case 'f':
+        o->texts[o->n_texts++] = value;
+        return -1;
+    case 'c':
+        o->calibration_path = value;
+        return -1;
+    case 'l':
+        o->codecs = value;
+        return -1;
+    case 'j':
+        o->json = true;
+        return -1;
+    case 'p':
+        o->plot_path = value;
+        return -1;
+    case 'n':
+        return read_count(value, EVAL_SINK_TOKENS, 1 << 20, &o->context)
+                ? -1
+                : usage_error("--context must be a whole number, 64 at least");
+    case 'k':
+        return read_count(value, 2, 1 << 16, &o->tokens) ? -1 : usage_error("--tokens must be 2 to 65536");
+    case 't':
+        return read_count(value, 0, 1024, &o->tool.threads) ? -1 : usage_error("--threads must be 0 to 1024");
+    case 'h':
+        return fputs(help, stdout) < 0 ? 1 : 0;
+    default:
+        return 2; /* getopt has said why */
+    }
+}
+
+static int read_arguments(eval_codec_options *o, int argc, char **argv)
+{
+    static const struct option options[] = {{"model", required_argument, NULL, 'm'},
+            {"text", required_argument, NULL, 'f'}, {"calibration", required_argument, NULL, 'c'},
+            {"codecs", required_argument, NULL, 'l'}, {"context", required_argument, NULL, 'n'},
+            {"tokens", required_argument, NULL, 'k'}, {"json", no_argument, NULL, 'j'},
+            {"plot", required_argument, NULL, 'p'}, {"threads", required_argument, NULL, 't'},
+            {"help", no_argument, NULL, 'h'}, {0}};
+    int option;
+    optind = 1;
+    while ((option = getopt_long(argc, argv, "m:t:h", options, NULL)) != -1) {
+        int exit_status = read_option(o, option, optarg);
+        if (exit_status >= 0) {
+            return exit_status;
+        }
+    }
+    for (; optind < argc; optind++) {
+        o->texts[o->n_texts++] = argv[optind];
+    }
+    if (o->tool.model_path == NULL) {
+        return usage_error("-m MODEL is missing");
+    }
+    return o->n_texts == 0 ? usage_error("--text FILE is missing") : -1;
+}
+
+/* ---- codecs ---- */
+
+static status open_codec(eval_codec_run *r, const char *name, size_t bytes, err *e)
+{
+    const model_config *c = model_get_config(r->o->tool.m);
+    kvq_shape shape = {.layers = c->layers, .kv_heads = c->kv_heads, .d = c->d};
+    if (r->n_codecs == EVAL_CODECS_MAX) {
+        return FAIL(e, ST_ERR_LIMIT, "more than %d codecs", EVAL_CODECS_MAX);
+    }
+    eval_codec_result *result = &r->results[r->n_codecs];
+    (void)snprintf(result->name, sizeof result->name, "%.*s", (int)bytes, name);
+    bool calibrated = kvq_codec_is_calibrated(result->name);
+    if (calibrated && r->o->calibration_path != NULL) {
+        TRY(kvq_calibration_check(r->o->calibration_path, c->name, model_fingerprint(r->o->tool.m), e));
+    }
+    TRY(kvq_codec_open(result->name, &shape, calibrated ? r->o->calibration_path : NULL, &result->codec, e));
+    r->n_codecs++;
+    return ST_OK;
+}
+
+static status open_codecs(eval_codec_run *r, err *e)
+{
+    const char *list = r->o->codecs;
+    if (list == NULL) {
+        list = r->o->calibration_path != NULL ? calibrated_codecs : plain_codecs;
+    }
+    while (*list != '\0') {
+        size_t n = strcspn(list, ",");
+        TRY(open_codec(r, list, n, e));
+        list += n + (list[n] == ',');
+    }
+    return ST_OK;
+}
+
+/* ---- one text ---- */
+
+static status measure(eval_codec_run *r, const eval_reference *reference, eval_codec_result *result, err *e)
+{
+    const model_tool *t = &r->o->tool;
+    eval_kv *kv = NULL;
+    TRY(eval_kv_open(t, result->codec, &r->capture, r->o->tokens, &kv, e));
+    result->encode_us += eval_kv_encode_us(kv) * (double)eval_kv_coded_tokens(kv);
+    result->coded_tokens += eval_kv_coded_tokens(kv);
+    status s = eval_compare(t, kv, reference, &result->damage, e);
+    eval_kv_close(kv);
+    return s;
+}
+
+static void progress(const eval_codec_run *r, const char *path, const char *what)
+{
+    const char *name = strrchr(path, '/');
+    if (!r->o->json) {
+        (void)fprintf(stderr, "%s: %s\n", name != NULL ? name + 1 : path, what);
+    }
+}
+
+static status measure_text(eval_codec_run *r, const char *path, const int32_t *ids, err *e)
+{
+    const model_tool *t = &r->o->tool;
+    eval_kv *exact = NULL;
+    eval_reference reference = {0};
+    progress(r, path, "exact cache");
+    TRY(eval_capture_run(t, ids, r->o->context, &r->capture, NULL, NULL, e));
+    status s = eval_kv_open(t, r->exact, &r->capture, r->o->tokens, &exact, e);
+    if (s == ST_OK) {
+        s = eval_reference_open(t, exact, ids + r->o->context, r->o->tokens, &reference, e);
+    }
+    for (int i = 0; s == ST_OK && i < r->n_codecs; i++) {
+        progress(r, path, r->results[i].name);
+        s = measure(r, &reference, &r->results[i], e);
+    }
+    eval_reference_close(&reference);
+    eval_kv_close(exact);
+    return s;
+}
+
+static status read_and_measure(eval_codec_run *r, const char *path, err *e)
+{
+    token_list list = {0};
+    int64_t need = (int64_t)r->o->context + r->o->tokens;
+    status s = eval_text_read(&r->o->tool, path, need, &list, e);
+    if (s == ST_OK && (int64_t)list.n < need) {
+        s = FAIL(e, ST_ERR_ARG, "%s has %zu tokens, --context and --tokens ask for %lld", path, list.n,
+                (long long)need);
+    }
+    if (s == ST_OK) {
+        s = measure_text(r, path, list.ids, e);
+    }
+    token_list_free(&list);
+    return s;
+}
+
+/* ---- all of it ---- */
+
+static status run_all(eval_codec_run *r, err *e)
+{
+    eval_codec_options *o = r->o;
+    const model_config *c = model_get_config(o->tool.m);
+    kvq_shape shape = {.layers = c->layers, .kv_heads = c->kv_heads, .d = c->d};
+    TRY(model_tool_check_length(&o->tool, (int64_t)o->context + o->tokens, e));
+    TRY(open_codecs(r, e));
+    TRY(kvq_codec_open("bf16", &shape, NULL, &r->exact, e));
+    TRY(eval_capture_open(o->tool.m, o->context, &r->capture, e));
+    for (int i = 0; i < o->n_texts; i++) {
+        TRY(read_and_measure(r, o->texts[i], e));
+    }
+    TRY(eval_codec_report(r, e));
+    return o->plot_path != NULL ? eval_codec_plot(r, e) : ST_OK;
+}
+
+static void close_all(eval_codec_run *r)
+{
+    for (int i = 0; i < r->n_codecs; i++) {
+        kvq_codec_close(r->results[i].codec);
+    }
+    kvq_codec_close(r->exact);
+    eval_capture_close(&r->capture);
+    base_free(r->results);
+}
+
+static int run_options(eval_codec_options *o)
+{
+    err e = {0};
+    eval_codec_run r = {.o = o, .results = base_zalloc(EVAL_CODECS_MAX, sizeof *r.results)};
+    int exit_status = 1;
+    if (model_tool_open(&o->tool, EVAL_BLOCK_ROWS) == ST_OK) {
+        status s = r.results == NULL ? FAIL(&e, ST_ERR_MEMORY, "out of memory for results") : run_all(&r, &e);
+        if (s != ST_OK) {
+            (void)fprintf(stderr, "epimem eval codec: %s\n", e.text);
+        }
+        exit_status = s == ST_OK ? 0 : 1;
+    }
+    close_all(&r);
+    model_tool_close(&o->tool);
+    return exit_status;
+}
+
+int eval_codec_main(int argc, char **argv)
+{
+    eval_codec_options o = {.tool = {.program = "eval codec"}, .context = 4096, .tokens = 512};
+    o.texts = base_zalloc((size_t)argc, sizeof *o.texts);
+    if (o.texts == NULL) {
+        (void)fprintf(stderr, "epimem eval codec: out of memory\n");
+        return 1;
+    }
+    int exit_status = read_arguments(&o, argc, argv);
+    if (exit_status < 0) {
+        exit_status = run_options(&o);
+    }
+    base_free(o.texts);
+    return exit_status;
+}

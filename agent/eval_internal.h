@@ -1,0 +1,109 @@
+/*
+ * Measuring codecs on a model: what `epimem eval` and `epimem calibrate` share.
+ *
+ * A text is computed once with an exact (BF16) cache while its keys and values are CAPTURED in float, after RoPE, in
+ * model space. For each codec they are coded as the product would: rotated into stored space, rounded to BF16, the
+ * middle packed into pages; the first and the last tokens stay BF16. The tokens that follow are then computed against
+ * that cache by the product's forward pass, whose attention reads the pages in place.
+ */
+#ifndef EPIMEM_AGENT_EVAL_INTERNAL_H
+#define EPIMEM_AGENT_EVAL_INTERNAL_H
+
+#include "agent/model_internal.h"
+#include "agent/model_tool_internal.h"
+
+enum {
+    EVAL_SINK_TOKENS = 64,    /* exact for every codec, as the product's */
+    EVAL_RECENT_TOKENS = 256, /* likewise */
+    EVAL_BLOCK_ROWS = 64      /* tokens of one forward pass */
+};
+
+/* ---- texts ---- */
+
+/* The tokens of a text: a system message as the model's template has it, then the file's content as plain text; LoCoMo
+ * and REALTALK conversations become "[date]" and "speaker: text" lines. Appends at most max_tokens. */
+status eval_text_read(const model_tool *t, const char *path, int64_t max_tokens, token_list *out, err *e);
+/* The same for a text in memory. */
+status eval_text_encode(
+        const model_tool *t, const char *text, size_t bytes, int64_t max_tokens, token_list *out, err *e);
+/* A conversation's JSON as plain text; *found is false, and nothing appended, for any other content. */
+status eval_text_conversation(const char *json, size_t bytes, base_buf *text, bool *found, err *e);
+
+/* ---- captured keys and values ---- */
+
+typedef struct eval_capture {
+    int layers, kv_heads, q_heads, d;
+    int64_t tokens, max_tokens;
+    float *k, *v; /* [layer][head][max_tokens][d] */
+} eval_capture;
+status eval_capture_open(const model *m, int64_t max_tokens, eval_capture *out, err *e);
+void eval_capture_close(eval_capture *c);
+static inline size_t eval_capture_at(const eval_capture *c, int layer, int head, int64_t token)
+{
+    size_t row = ((size_t)layer * (size_t)c->kv_heads + (size_t)head) * (size_t)c->max_tokens + (size_t)token;
+    return row * (size_t)c->d;
+}
+
+/* Told the queries of n tokens from `first` on, [n][H][d] before RoPE. */
+typedef void (*eval_on_queries)(void *ctx, int layer, int64_t first, int n, const float *q);
+/* Computes ids with an exact cache and fills the capture; on_queries may be NULL. */
+status eval_capture_run(const model_tool *t,
+        const int32_t *ids,
+        int64_t n,
+        eval_capture *c,
+        eval_on_queries on_queries,
+        void *ctx,
+        err *e);
+
+/* ---- a cache of captured rows, coded ---- */
+
+typedef struct eval_kv eval_kv;
+/* Rows of the capture through the codec, with room for n_more tokens behind them. The capture is not read later. */
+status eval_kv_open(const model_tool *t,
+        const kvq_codec *codec,
+        const eval_capture *c,
+        int n_more,
+        eval_kv **out,
+        err *e);
+/* Everything exact, but the middle keys of one layer coded and decoded: what ranks layers. */
+status eval_kv_open_one_layer(const model_tool *t,
+        const kvq_codec *codec,
+        const eval_capture *c,
+        int layer,
+        int n_more,
+        eval_kv **out,
+        err *e);
+void eval_kv_close(eval_kv *kv);
+double eval_kv_encode_us(
+        const eval_kv *kv); /* time to rotate and code all middle tokens, per token, all threads */
+int64_t eval_kv_coded_tokens(const eval_kv *kv);
+
+/* Computes n tokens behind the cache, n at most n_more; on_row is told the logits of each, in order. */
+status eval_kv_run(
+        const model_tool *t, eval_kv *kv, const int32_t *ids, int n, model_on_row on_row, void *ctx, err *e);
+
+/* ---- distributions compared ---- */
+
+/* Log-probabilities after each token of the exact run. */
+typedef struct eval_reference {
+    int n, vocab;
+    const int32_t *ids; /* [n] */
+    float *log_p;       /* [n][vocab] */
+} eval_reference;
+status eval_reference_open(
+        const model_tool *t, eval_kv *exact, const int32_t *ids, int n, eval_reference *out, err *e);
+void eval_reference_close(eval_reference *r);
+
+/* Sums over tokens; several texts add up. */
+typedef struct eval_damage {
+    int64_t tokens, gold_tokens, top1_kept;
+    double kl, kl_squared, added_nll;
+} eval_damage;
+status eval_compare(const model_tool *t, eval_kv *kv, const eval_reference *r, eval_damage *sum, err *e);
+double eval_damage_kl(const eval_damage *d);
+double eval_damage_kl_error(const eval_damage *d); /* standard error of the mean over tokens */
+
+/* ---- programs under `epimem eval` ---- */
+int eval_codec_main(int argc, char **argv);
+
+#endif
