@@ -271,7 +271,7 @@ static status scan_dtype(scan *s, entry *t)
 
 static status scan_offsets(scan *s, entry *t)
 {
-    uint64_t range[2];
+    uint64_t range[2] = {0};
     int n;
     TRY(scan_numbers(s, range, 2, &n));
     if (n != 2) {
