@@ -40,9 +40,9 @@ status session_append_turn(session *s, session_turn *t, err *e)
         return FAIL(e, st, "session %s cannot hold more than %zu messages", s->name, s->n_turns);
     }
     const session_turn *last = s->n_turns > 0 ? &s->turns[s->n_turns - 1] : NULL;
-    /* NOLINTNEXTLINE(clang-analyzer-core.NullDereference): base_grow made room */
     t->first_token = last != NULL ? last->first_token + last->n_tokens : 0;
     t->n_tokens = (int32_t)((int64_t)s->n_tokens - t->first_token);
+    /* NOLINTNEXTLINE(clang-analyzer-core.NullDereference): base_grow made room */
     s->turns[s->n_turns++] = *t;
     s->chain = session_chain_add(
             s->chain, session_turn_role_name(t), t->text != NULL ? t->text : "", t->text_bytes);
