@@ -146,6 +146,5 @@ int agent_check_main(int argc, char **argv);
 int agent_bench_main(int argc, char **argv);
 int agent_calibrate_main(int argc, char **argv);
 int agent_eval_main(int argc, char **argv);
-int agent_bench_main(int argc, char **argv);
 
 #endif

@@ -534,7 +534,7 @@ static void socket_files(void **state)
 static void the_service_manager_is_told(void **state)
 {
     fixture *f = *state;
-    char path[128], word[32];
+    char path[96], word[32];
     struct sockaddr_un a = {.sun_family = AF_UNIX};
     (void)snprintf(path, sizeof path, "%s/notify", f->folder);
     (void)snprintf(a.sun_path, sizeof a.sun_path, "%s", path);
