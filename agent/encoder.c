@@ -10,9 +10,9 @@
 
 enum { NAME_BYTES_MAX = 160, PATH_BYTES_MAX = 4096 };
 
-/* Cosine under which an utterance has nothing to do with the question; the value for all-MiniLM-L6-v2, not yet measured
- * for other encoders. */
-static const float match_floor = 0.25f;
+/* Cosine under which an utterance has nothing to do with the question, measured for all-MiniLM-L6-v2
+ * (episodes/README.md), not for other encoders. */
+static const float match_floor = 0.32f;
 
 /* ---- tensors by name ---- */
 

@@ -30,7 +30,7 @@ status encoder_open_coded(krn_pool *pool, const char *folder, encoder **out, err
 void encoder_close(encoder *n);
 int encoder_dim(const encoder *n);
 const char *encoder_name(const encoder *n);
-float encoder_floor(const encoder *n); /* cosine under which nothing matches: 0.25 for all-MiniLM-L6-v2 */
+float encoder_floor(const encoder *n); /* cosine under which nothing matches: 0.32 for all-MiniLM-L6-v2 */
 uint64_t encoder_fingerprint(const encoder *n);
 int encoder_ids_max(
         const encoder *n); /* ids of a text beyond which the reference cuts it: 256 for all-MiniLM-L6-v2 */
