@@ -6,7 +6,6 @@
 #include <string.h>
 
 #include "agent/agent.h"
-#include "agent/agent.h"
 #include "agent/tiers_internal.h"
 
 enum { DEPTHS_MAX = 16, REPEATS_MAX = 100 };
