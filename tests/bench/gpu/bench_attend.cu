@@ -433,11 +433,11 @@ void measure(const time_options &given)
     const timing r = time_many(stream, [&] { CUDA(cudaGraphLaunch(reading, stream)); });
     CUDA(cudaGraphExecDestroy(reading));
     const float n = static_cast<float>(o.layers);
-    printf("%8lld x%-3d rows %4d layers %2d %s | blocks %d items %d tiles %2d overlap %d -> %5d items | "
-           "%7.2f us/layer "
-           "(%.2f-%.2f) %5.0f GB/s | read alone %7.2f us %5.0f GB/s\n",
-            static_cast<long long>(o.context), o.sequences, o.rows, o.layers,
-            o.columns ? "columns" : "by layer", o.blocks, o.items, o.tiles, o.overlap, plan.n_items,
+    printf("%8lld x%-2d %s%s blocks %d items %d tiles %2d overlap %d: %4d items %7.2f us (%.2f-%.2f) %5.0f "
+           "GB/s; read %7.2f us "
+           "%5.0f GB/s\n",
+            static_cast<long long>(o.context), o.sequences, o.columns ? "columns " : "",
+            o.rows > 0 ? "+bf16 rows " : "", o.blocks, o.items, o.tiles, o.overlap, plan.n_items,
             t.median / n, t.least / n, t.most / n, static_cast<double>(layer_bytes) / (t.median / n) * 1e-3,
             r.median / n, static_cast<double>(read_bytes) / (r.median / n) * 1e-3);
     fflush(stdout);
