@@ -48,7 +48,7 @@ build_all() {
 build_if_needed() {
     local sources
     sources=$(cat kernels/*.h kernels/base.c kernels/{rope,rows,isa,cuda}/*.[ch]* kvq/page.h tests/bench/gpu/*.[ch]* | sha256sum)-$arch
-    if [ "$(cat "$build/sources" 2>/dev/null)" = "$sources" ] && "$build/bench_attend" help 2>&1 | grep -q usage; then
+    if [[ $(cat "$build/sources" 2>/dev/null) == "$sources" && $("$build/bench_attend" help 2>&1) == *usage* ]]; then
         echo "up to date"
         return 0
     fi
