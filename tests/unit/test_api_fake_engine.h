@@ -37,41 +37,6 @@ struct agent_engine {
     atomic_long n_flooded;
 };
 
-agent_request *agent_request_create(agent_op op)
-{
-    agent_request *r = base_zalloc(1, sizeof *r);
-    if (r != NULL) {
-        r->op = op;
-        r->store = true;
-        r->recall = AGENT_RECALL_AUTO;
-        r->sampling = (agent_sampling){.top_p = 1, .repeat_penalty = 1};
-    }
-    return r;
-}
-
-void agent_request_free(agent_request *r)
-{
-    for (int i = 0; i < r->n_messages; i++) {
-        base_free(r->messages[i].role);
-        base_free(r->messages[i].speaker);
-        base_free(r->messages[i].content);
-        base_free(r->messages[i].ref);
-    }
-    for (int i = 0; i < r->n_stop; i++) {
-        base_free(r->stop[i]);
-    }
-    base_free(r->messages);
-    base_free(r->stop);
-    base_free(r->tenant);
-    base_free(r->session);
-    base_free(r->key);
-    base_free(r->text);
-    base_free(r->prefix);
-    base_free(r->after);
-    base_free(r->system);
-    base_free(r);
-}
-
 status agent_time_parse(const char *text, int64_t *time_us)
 {
     int year = 0, used = 0;
