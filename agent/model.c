@@ -70,9 +70,36 @@ static status take_vector(opening *o, const char *name, int64_t n, float **out)
     return ST_OK;
 }
 
+/* The weights as fp16, whose products take float activations. */
+static status widen(opening *o, const gguf_tensor *t, uint16_t **out)
+{
+    enum { STEP = 8192 }; /* a multiple of every block */
+    float x[STEP];
+    int64_t n = t->size[0] * t->size[1], block = krn_type_block_elements(t->type);
+    uint16_t *half = base_alloc((size_t)n * sizeof *half);
+    if (half == NULL) {
+        return FAIL(o->e, ST_ERR_MEMORY, "%s: out of memory for weights as fp16", gguf_path(o->m->file));
+    }
+    for (int64_t at = 0; at < n; at += STEP) {
+        int64_t count = n - at < STEP ? n - at : STEP;
+        const uint8_t *from = (const uint8_t *)t->data + at / block * krn_type_block_bytes(t->type);
+        krn_dequantize(t->type, from, x, count);
+        for (int64_t i = 0; i < count; i++) {
+            half[at + i] = base_f32_to_f16(x[i]);
+        }
+    }
+    *out = half;
+    return ST_OK;
+}
+
 static status open_matrix(opening *o, const gguf_tensor *t, model_matrix *out)
 {
     out->stored = t;
+    if (o->m->float_activations) {
+        TRY(widen(o, t, &out->widened));
+        return krn_matrix_open(
+                o->m->pool, KRN_F16, t->size[1], t->size[0], out->widened, &out->opened, o->e);
+    }
     return krn_matrix_open(o->m->pool, t->type, t->size[1], t->size[0], t->data, &out->opened, o->e);
 }
 
@@ -253,13 +280,14 @@ static status open_parts(model *m, const char *path, err *e)
     return s == ST_OK ? fingerprint(m, e) : s;
 }
 
-status model_open(krn_pool *pool, const char *path, model **out, err *e)
+static status open_model(krn_pool *pool, const char *path, bool float_activations, model **out, err *e)
 {
     model *m = base_zalloc(1, sizeof *m);
     if (m == NULL) {
         return FAIL(e, ST_ERR_MEMORY, "%s: out of memory", path);
     }
     m->pool = pool;
+    m->float_activations = float_activations;
     status s = open_parts(m, path, e);
     if (s != ST_OK) {
         model_close(m);
@@ -269,9 +297,20 @@ status model_open(krn_pool *pool, const char *path, model **out, err *e)
     return ST_OK;
 }
 
+status model_open(krn_pool *pool, const char *path, model **out, err *e)
+{
+    return open_model(pool, path, false, out, e);
+}
+
+status model_open_float(krn_pool *pool, const char *path, model **out, err *e)
+{
+    return open_model(pool, path, true, out, e);
+}
+
 static void close_matrix(model_matrix *w)
 {
     krn_matrix_close(w->opened);
+    base_free(w->widened);
     base_free(w->bias);
 }
 

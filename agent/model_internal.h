@@ -20,6 +20,9 @@ typedef struct model_config {
 } model_config;
 
 status model_open(krn_pool *pool, const char *path, model **out, err *e);
+/* For measurements: all weights as fp16 (twice the bytes of the parameters), so that products take float activations
+ * instead of 8-bit ones, whose rounding would be measured too. The fingerprint is that of the file, as always. */
+status model_open_float(krn_pool *pool, const char *path, model **out, err *e);
 void model_close(model *m);
 const model_config *model_get_config(const model *m);
 const gguf *model_gguf(const model *m);     /* for the tokenizer and the template */

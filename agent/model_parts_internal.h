@@ -10,6 +10,7 @@
 typedef struct model_matrix {
     const gguf_tensor *stored; /* size[0] columns, size[1] rows */
     krn_matrix *opened;
+    uint16_t *widened; /* the weights as fp16 when they were opened so, else NULL */
     float *bias; /* [rows] or NULL */
 } model_matrix;
 
@@ -22,6 +23,7 @@ typedef struct model_layer {
 struct model {
     gguf *file;
     krn_pool *pool; /* borrowed */
+    bool float_activations;
     model_config config;
     const gguf_tensor *embedding; /* [vocab][width] as stored; a row is dequantised when it is needed */
     model_matrix output;          /* the embedding again when they are tied */

@@ -54,7 +54,8 @@ int model_tool_arguments(model_tool *t, int argc, char **argv, const char *help)
 static status open_parts(model_tool *t, int max_rows, err *e)
 {
     TRY(krn_pool_open(t->threads, &t->pool, e));
-    TRY(model_open(t->pool, t->model_path, &t->m, e));
+    TRY(t->float_activations ? model_open_float(t->pool, t->model_path, &t->m, e)
+                             : model_open(t->pool, t->model_path, &t->m, e));
     if (gguf_has(model_gguf(t->m), "tokenizer.ggml.tokens")) {
         TRY(tokenizer_open(model_gguf(t->m), &t->tok, e));
     }

@@ -13,11 +13,8 @@ static status reserve_heads(kvq_calibration *c, size_t heads, size_t d)
 {
     c->k_rotation = base_zalloc(heads * d * d, sizeof(float));
     c->k_mean = base_zalloc(heads * d, sizeof(float));
-    c->k_mean_steady = base_zalloc(heads * d, sizeof(float));
-    c->v_mean = base_zalloc(heads * d, sizeof(float));
     c->q_eigenvalues = base_zalloc(heads * d, sizeof(float));
-    bool ok = c->k_rotation != NULL && c->k_mean != NULL && c->k_mean_steady != NULL && c->v_mean != NULL &&
-            c->q_eigenvalues != NULL;
+    bool ok = c->k_rotation != NULL && c->k_mean != NULL && c->q_eigenvalues != NULL;
     return ok ? ST_OK : ST_ERR_MEMORY;
 }
 
@@ -55,8 +52,6 @@ void kvq_calibration_free(kvq_calibration *c)
 {
     base_free(c->k_rotation);
     base_free(c->k_mean);
-    base_free(c->k_mean_steady);
-    base_free(c->v_mean);
     base_free(c->shared_k_rotation);
     base_free(c->shared_v_rotation);
     base_free(c->q_eigenvalues);

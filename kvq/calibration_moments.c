@@ -6,11 +6,11 @@
 #include "kvq/calibration.h"
 
 typedef struct head_moments {
-    double *q;             /* [d][d] lower triangle: sum of q q^T of finished texts */
-    double *q_text;        /* of the text being added */
-    double *v;             /* sum of w v v^T */
-    double *k_sum, *v_sum; /* [d] */
-    double k_squares;      /* sum of |k|^2 */
+    double *q;        /* [d][d] lower triangle: sum of q q^T of finished texts */
+    double *q_text;   /* of the text being added */
+    double *v;        /* sum of w v v^T */
+    double *k_sum;    /* [d] */
+    double k_squares; /* sum of |k|^2 */
     double q_rows, q_text_rows, tokens;
 } head_moments;
 
@@ -32,7 +32,7 @@ static head_moments *head_at(const kvq_moments *m, int layer, int head)
 status kvq_moments_open(const kvq_shape *shape, kvq_moments **out, err *e)
 {
     size_t heads = (size_t)shape->layers * (size_t)shape->kv_heads, d = (size_t)shape->d;
-    size_t each = 3 * d * d + 2 * d;
+    size_t each = 3 * d * d + d;
     kvq_moments *m = base_zalloc(1, sizeof *m);
     if (m != NULL) {
         m->shape = *shape;
@@ -46,11 +46,8 @@ status kvq_moments_open(const kvq_shape *shape, kvq_moments **out, err *e)
     }
     for (size_t i = 0; i < heads; i++) {
         double *at = m->numbers + i * each;
-        m->heads[i] = (head_moments){.q = at,
-                .q_text = at + d * d,
-                .v = at + 2 * d * d,
-                .k_sum = at + 3 * d * d,
-                .v_sum = at + 3 * d * d + d};
+        m->heads[i] =
+                (head_moments){.q = at, .q_text = at + d * d, .v = at + 2 * d * d, .k_sum = at + 3 * d * d};
     }
     openblas_set_num_threads(
             1); /* products are small, and their sums must not depend on the machine's cores */
@@ -126,7 +123,6 @@ void kvq_moments_add_text(kvq_moments *m, int layer, int head, const float *k, c
             double key = k[row * d + i];
             h->k_sum[i] += key;
             h->k_squares += key * key;
-            h->v_sum[i] += (double)v[row * d + i];
         }
     }
     for (size_t i = 0; i < d * d; i++) {
@@ -165,8 +161,6 @@ static status finish_head(const kvq_moments *m, int layer, int head, workspace *
     kvq_basis_times_hadamard((int)d, w->u, false, c->k_rotation + at * d * d);
     for (size_t i = 0; i < d; i++) {
         c->q_eigenvalues[at * d + i] = (float)w->values[i];
-        c->k_mean[at * d + i] = (float)(h->k_sum[i] / (h->tokens > 0.0 ? h->tokens : 1.0));
-        c->v_mean[at * d + i] = (float)(h->v_sum[i] / (h->tokens > 0.0 ? h->tokens : 1.0));
     }
     return ST_OK;
 }
@@ -226,7 +220,8 @@ kvq_head_figures kvq_moments_figures(const kvq_moments *m, const kvq_calibration
     size_t d = (size_t)m->shape.d, at = ((size_t)layer * (size_t)m->shape.kv_heads + (size_t)head) * d;
     double sum = 0.0, squares = 0.0, mean_squared = 0.0;
     for (size_t i = 0; i < d; i++) {
-        double value = c->q_eigenvalues[at + i], mean = c->k_mean[at + i];
+        double value = c->q_eigenvalues[at + i];
+        double mean = h->tokens > 0.0 ? h->k_sum[i] / h->tokens : 0.0;
         sum += value;
         squares += value * value;
         mean_squared += mean * mean;

@@ -6,7 +6,7 @@
 
 #define KVQ_CALIBRATION_FORMAT "epimem calibration 1"
 
-enum { KVQ_PART_COUNT = 8, KVQ_PART_RANK_MAX = 4 };
+enum { KVQ_PART_COUNT = 6, KVQ_PART_RANK_MAX = 4 };
 
 typedef struct kvq_part {
     const char *name, *type; /* F32 or I32, four bytes each */
@@ -26,9 +26,6 @@ static inline void kvq_calibration_parts(kvq_calibration *c, kvq_part out[KVQ_PA
             {"k_rotation", "F32", 4, {layers, heads, d, d}, (void **)&c->k_rotation, KVQ_CALIBRATION_HEADS,
                     true},
             {"k_mean", "F32", 3, {layers, heads, d}, (void **)&c->k_mean, KVQ_CALIBRATION_HEADS, false},
-            {"k_mean_steady", "F32", 3, {layers, heads, d}, (void **)&c->k_mean_steady, KVQ_CALIBRATION_HEADS,
-                    false},
-            {"v_mean", "F32", 3, {layers, heads, d}, (void **)&c->v_mean, KVQ_CALIBRATION_HEADS, false},
             {"q_eigenvalues", "F32", 3, {layers, heads, d}, (void **)&c->q_eigenvalues, KVQ_CALIBRATION_HEADS,
                     false},
             {"shared_k_rotation", "F32", 3, {layers, d, d}, (void **)&c->shared_k_rotation,

@@ -68,9 +68,7 @@ typedef struct kvq_calibration {
     uint64_t weights;    /* fingerprint of the model that it was made with */
     int64_t tokens;      /* that went into it */
     float *k_rotation;   /* [L][K][d][d] eigenbasis of the head's queries, times Hadamard */
-    float *k_mean;       /* [L][K][d] */
-    float *k_mean_steady; /* [L][K][d] of the mean before RoPE what is left when RoPE turns it through all positions */
-    float *v_mean;       /* [L][K][d] */
+    float *k_mean;       /* [L][K][d] of the mean before RoPE what is left when RoPE turns it through all positions */
     float *shared_k_rotation, *shared_v_rotation; /* [L][d][d] as OSCAR publishes them */
     float *q_eigenvalues;                         /* [L][K][d] rising */
     int32_t *k_bits;                              /* [L] 2 or 4; never NULL */
@@ -98,7 +96,7 @@ void kvq_moments_close(kvq_moments *m);
 void kvq_moments_add_queries(kvq_moments *m, int layer, int head, const float *q, int n);
 /* All keys (after RoPE) and values of the text whose queries were added last: [n][d] each. */
 void kvq_moments_add_text(kvq_moments *m, int layer, int head, const float *k, const float *v, int n);
-/* Rotations and means of all that was added; k_mean_steady stays zero, since it takes the model's RoPE to know it. */
+/* Rotations of all that was added; k_mean stays zero, since it takes the model's RoPE to know it. */
 status kvq_moments_finish(const kvq_moments *m, kvq_calibration *out, err *e);
 /* Figures of one head for the table. */
 typedef struct kvq_head_figures {

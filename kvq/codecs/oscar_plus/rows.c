@@ -94,10 +94,10 @@ static sums search4(const uint16_t *x, int d, kvq_row *out)
     return best;
 }
 
-void kvq_row_uniform4_least_squares(const uint16_t *x, int d, kvq_row *out)
+void kvq_row_uniform4_unbiased(const uint16_t *x, int d, kvq_row *out)
 {
     sums s = search4(x, d, out);
-    out->scale = scale_to_half(2.0 * s.x_c / s.c_c);
+    out->scale = scale_to_half(s.x_c > 0.0 ? 2.0 * s.x_x / s.x_c : 0.0);
     clear_if_zero(d, out);
 }
 

@@ -5,16 +5,19 @@
 #include "kvq/rows.h"
 
 /*
- * Four levels, -3 -1 1 3 halves of the scale. With even levels the codes of a row are a threshold on magnitudes and signs, so
- * the squared error at the best scale is <x,x> - <x,c>^2 / <c,c>: of 16 thresholds, 0.72 to 1.32 times the row's RMS,
- * the one with the largest <x,c>^2 / <c,c> is taken (the first among equals). The scale is then
- *   V  <x,c> / <c,c>, the least squares one;
- *   K  |x| / |c|, its geometric mean with the unbiased <x,x> / <x,c>: the first shrinks a key by its distortion, which
- *      flattens logits, the second overshoots.
+ * Four levels, -3 -1 1 3 halves of the scale. With even levels the codes c of a row are its signs and which magnitudes pass one
+ * threshold, and the squared error at the best scale is <x,x> - <x,c>^2 / <c,c>: of the 16 thresholds 0.72, 0.76 ...
+ * 1.32 times the row's RMS, the one with the largest <x,c>^2 / <c,c> is taken (the highest among equals).
+ *
+ * Then the scale. The least-squares one, <x,c> / <c,c>, shrinks a row by its distortion (11 % of its energy at two bits).
+ *   V  <x,x> / <x,c>, which is unbiased along the row: attention averages values, noise averages out, a bias stays.
+ *   K  |x| / |c|, the geometric mean of the two: shrunken keys flatten the logits, unbiased ones are noisier.
+ * Both saturate at fp16's 65504.
  */
-void kvq_row_uniform4_least_squares(const uint16_t *x, int d, kvq_row *out);
+void kvq_row_uniform4_unbiased(const uint16_t *x, int d, kvq_row *out);
 void kvq_row_uniform4_norm(const uint16_t *x, int d, kvq_row *out);
-/* Sixteen levels, value = scale * (code - 7.5): the best of 9 steps, 0.75 to 1.31 times the one for a normal row. */
+/* Sixteen levels, value = scale * (code - 7.5), scale |x| / |c|: of the steps 0.75, 0.82 ... 1.31 times the best one for a
+ * normal row, that with the largest <x,c>^2 / <c,c>, the first among equals. */
 void kvq_row_uniform16_search_norm(const uint16_t *x, int d, kvq_row *out);
 
 #endif
