@@ -175,7 +175,7 @@ cJSON *report_chat(const job *j)
     add_usage(o, j);
     add_memory(o, j);
     add_timing(o, j);
-    if (s != NULL) {
+    if (s != NULL && j->finish != FINISH_CANCELLED) { /* a cancelled turn is not stored */
         add_text(o, "session", s->name);
         add_number(o, "turn", s->n_turns > 0 ? (double)(s->n_turns - 1) : 0);
     }
