@@ -257,7 +257,7 @@ static void integer(const integer_work *w)
         integer_form(w, CODES_6, SCALES_HALVES, 5);
         break;
     default:
-        REQUIRE(!"a form with integer codes");
+        REQUIRE(false && "a form with integer codes");
     }
 }
 

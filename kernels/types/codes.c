@@ -74,6 +74,6 @@ void blk_codes(krn_type type, const uint8_t *block, int g, uint8_t codes[32])
         codes_of_q6_k(block, g, codes);
         break;
     default:
-        REQUIRE(!"a type with integer codes");
+        REQUIRE(false && "a type with integer codes");
     }
 }

@@ -31,8 +31,8 @@ static void add(fixed *f, const char *text, int32_t type)
 static tokenizer *build_fixed(pretokenizer rule)
 {
     static const char *const words[] = {"ab", "abc",
-            "\xc4\xa0"
-            "a",
+            ("\xc4\xa0"
+             "a"),
             "\xc4\xa0\xc4\xa0", "aa", "aaaa", "11", "\xc4\x8a\xc4\x8a"};
     const gguf_string merges[] = {{"a b", 3}, {"ab c", 4}, {"\xc4\xa0 a", 4}, {"\xc4\xa0 \xc4\xa0", 5},
             {"a a", 3}, {"aa aa", 5}, {"1 1", 3}, {"\xc4\x8a \xc4\x8a", 5}};

@@ -88,10 +88,8 @@ static void depth_is_bounded(void **state)
 
 static void base64(void **state)
 {
-    static const char *const bad[] = {"A", "AB", "AB=", "A===", "====", "AB=C",
-            "A*==", "AB==AB==", "AC==", "AAC=",
-            "QQ=="
-            "\n"};
+    static const char *const bad[] = {
+            "A", "AB", "AB=", "A===", "====", "AB=C", "A*==", "AB==AB==", "AC==", "AAC=", "QQ==\n"};
     (void)state;
     base_buf b = {.max = 100};
     err e;
