@@ -10,21 +10,25 @@
 
 #include "agent/agent.h"
 
-static const char help[] = "Usage: epimem calibrate -m MODEL -o FILE [options]\n"
-                           "\n"
-                           "Runs the model over text and writes what the codecs oscar+ and oscar need to "
-                           "know of it. The file works\n"
-                           "with this model alone.\n"
-                           "\n"
-                           "  -m, --model FILE     GGUF file\n"
-                           "  -o, --output FILE    calibration file to write\n"
-                           "      --text FILE...   texts or LoCoMo/REALTALK conversations (default: texts "
-                           "that come with epimem)\n"
-                           "      --tokens N       tokens of each text, at most (default 2048)\n"
-                           "      --bits B         stored bits per element, mean of K and V (default 2.4 at "
-                           "head size 64, else 2.3)\n"
-                           "  -t, --threads N      threads (default: one per core)\n"
-                           "  -h, --help           show this help\n";
+static const char help[] =
+        "Usage: epimem calibrate -m MODEL -o FILE [options]\n"
+        "\n"
+        "Runs the model over text and writes what the codecs oscar+ and oscar need to "
+        "know of it. The file works\n"
+        "with this model alone.\n"
+        "\n"
+        "  -m, --model FILE     GGUF file\n"
+        "  -o, --output FILE    calibration file to write\n"
+        "      --text FILE...   texts or LoCoMo/REALTALK conversations (default: texts "
+        "that come with epimem)\n"
+        "      --tokens N       tokens of each text, at most (default 2048)\n"
+        "      --bits B         stored bits per element, mean of K and V (default 2.4 at "
+        "head size 64, else 2.3)\n"
+        "      --import K.pt V.pt  take OSCAR's published rotations for this model instead of running it; "
+        "they\n"
+        "                       are shared by the heads of a layer, uncentred, all keys at two bits\n"
+        "  -t, --threads N      threads (default: one per core)\n"
+        "  -h, --help           show this help\n";
 
 typedef struct calibration_run {
     const calibrate_options *o;
@@ -68,6 +72,9 @@ static int read_option(calibrate_options *o, int option, char *value)
     case 'o':
         o->out_path = value;
         return -1;
+    case 'i':
+        o->import_k = value;
+        return -1;
     case 'f':
         o->texts[o->n_texts++] = value;
         return -1;
@@ -97,7 +104,8 @@ static int read_arguments(calibrate_options *o, int argc, char **argv)
     static const struct option options[] = {{"model", required_argument, NULL, 'm'},
             {"output", required_argument, NULL, 'o'}, {"text", required_argument, NULL, 'f'},
             {"tokens", required_argument, NULL, 'n'}, {"bits", required_argument, NULL, 'b'},
-            {"threads", required_argument, NULL, 't'}, {"help", no_argument, NULL, 'h'}, {0}};
+            {"import", required_argument, NULL, 'i'}, {"threads", required_argument, NULL, 't'},
+            {"help", no_argument, NULL, 'h'}, {0}};
     int option;
     optind = 1;
     while ((option = getopt_long(argc, argv, "m:o:t:h", options, NULL)) != -1) {
@@ -105,6 +113,12 @@ static int read_arguments(calibrate_options *o, int argc, char **argv)
         if (exit_status >= 0) {
             return exit_status;
         }
+        if (option == 'i' && optind < argc) { /* it takes two files */
+            o->import_v = argv[optind++];
+        }
+    }
+    if (o->import_k != NULL && o->import_v == NULL) {
+        return usage_error("--import takes two files, K.pt and V.pt");
     }
     for (; optind < argc; optind++) {
         o->texts[o->n_texts++] = argv[optind];
@@ -313,6 +327,19 @@ static void close_run(calibration_run *r)
     base_free(r->rotated);
 }
 
+static status import(const calibrate_options *o, err *e)
+{
+    const model_config *c = model_get_config(o->tool.m);
+    kvq_shape shape = {.layers = c->layers, .kv_heads = c->kv_heads, .d = c->d};
+    kvq_calibration calibration = {0};
+    TRY(kvq_calibration_import(o->import_k, o->import_v, &shape, &calibration, e));
+    (void)snprintf(calibration.model, sizeof calibration.model, "%s", c->name);
+    calibration.weights = model_fingerprint(o->tool.m);
+    status s = kvq_calibration_write(&calibration, o->out_path, e);
+    kvq_calibration_free(&calibration);
+    return s;
+}
+
 static int run_options(calibrate_options *o)
 {
     err e = {0};
@@ -321,12 +348,12 @@ static int run_options(calibrate_options *o)
         return 1;
     }
     int64_t start = base_monotonic_us();
-    status s = calibrate(&r, &e);
-    if (s == ST_OK) {
+    status s = o->import_k != NULL ? import(o, &e) : calibrate(&r, &e);
+    if (s == ST_OK && o->import_k == NULL) {
         double bits = print_table(&r);
         (void)printf("%s: %lld tokens, oscar+ stores %.3f bits, %.1f s\n", o->out_path, (long long)r.tokens,
                 bits, (double)(base_monotonic_us() - start) * 1e-6);
-    } else {
+    } else if (s != ST_OK) {
         (void)fprintf(stderr, "epimem calibrate: %s\n", e.text);
     }
     close_run(&r);

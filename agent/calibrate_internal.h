@@ -9,8 +9,9 @@ typedef struct calibrate_options {
     const char **texts; /* files; none: the built-in texts */
     int n_texts;
     const char *out_path;
-    int tokens;  /* of a text, at most */
-    double bits; /* <= 0: 2.4 at d 64, 2.3 otherwise */
+    const char *import_k, *import_v; /* RotationZoo files instead of texts; NULL: none */
+    int tokens;                      /* of a text, at most */
+    double bits;                     /* <= 0: 2.4 at d 64, 2.3 otherwise */
 } calibrate_options;
 
 /* The texts that come with the program: dialogue, prose in several languages, code, lists. */

@@ -117,6 +117,22 @@ void kvq_basis_times_hadamard(int d, const double *u, bool bit_reversed, float *
     }
 }
 
+bool kvq_is_orthogonal(const float *r, size_t d)
+{
+    for (size_t i = 0; i < d; i++) {
+        for (size_t j = 0; j <= i; j++) {
+            double sum = i == j ? -1.0 : 0.0;
+            for (size_t k = 0; k < d; k++) {
+                sum += (double)r[i * d + k] * (double)r[j * d + k];
+            }
+            if (!(fabs(sum) <= 1e-4)) {
+                return false;
+            }
+        }
+    }
+    return true;
+}
+
 /* ---- for codecs ---- */
 
 status kvq_calibration_for_codec(kvq_codec *c, const char *path, err *e)

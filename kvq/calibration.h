@@ -19,6 +19,9 @@
 struct kvq_codec;
 status kvq_calibration_for_codec(struct kvq_codec *c, const char *path, err *e);
 
+/* |R R^T - I| at most 1e-4 everywhere, and so no NaN. */
+bool kvq_is_orthogonal(const float *r, size_t d);
+
 /* Eigenvectors of the symmetric d x d matrix a (destroyed) in columns of u, eigenvalues rising; signs as above. */
 status kvq_eigenbasis(int d, double *a, double *u, double *eigenvalues, err *e);
 /* r = u H (bit_reversed false) or u H P, in float. */

@@ -230,23 +230,6 @@ static bool fits_table(const entry *t, const kvq_part *p)
     return fits;
 }
 
-/* |R R^T - I| at most 1e-4 everywhere, and so no NaN. */
-static bool is_orthogonal(const float *r, size_t d)
-{
-    for (size_t i = 0; i < d; i++) {
-        for (size_t j = 0; j <= i; j++) {
-            double sum = i == j ? -1.0 : 0.0;
-            for (size_t k = 0; k < d; k++) {
-                sum += (double)r[i * d + k] * (double)r[j * d + k];
-            }
-            if (!(fabs(sum) <= 1e-4)) {
-                return false;
-            }
-        }
-    }
-    return true;
-}
-
 static status check_numbers(const file *f, const kvq_part *p, size_t d, err *e)
 {
     size_t n = kvq_part_elements(p);
@@ -266,7 +249,7 @@ static status check_numbers(const file *f, const kvq_part *p, size_t d, err *e)
         }
     }
     for (size_t at = 0; p->orthogonal && at < n; at += d * d) {
-        if (!is_orthogonal(x + at, d)) {
+        if (!kvq_is_orthogonal(x + at, d)) {
             return wrong(f, p->name, "holds a matrix that is not orthogonal", e);
         }
     }

@@ -83,6 +83,10 @@ void kvq_calibration_free(kvq_calibration *c); /* leaves it empty */
 status kvq_calibration_write(const kvq_calibration *c, const char *path, err *e);
 status kvq_calibration_read(const char *path, kvq_calibration *out, err *e);
 status kvq_calibration_read_memory(const void *data, size_t bytes, const char *name, kvq_calibration *out, err *e);
+/* Rotations published by OSCAR (RotationZoo .pt files, one for K and one for V): a calibration of shared rotations. Checked
+ * against the shape and for orthogonality; the files are read as data, nothing in them is executed. */
+status kvq_calibration_import(
+        const char *k_path, const char *v_path, const kvq_shape *shape, kvq_calibration *out, err *e);
 /* ST_ERR_MISMATCH, naming both models, unless the file was made for these weights. */
 status kvq_calibration_check(const char *path, const char *model, uint64_t weights, err *e);
 /* Does the codec of this name take a calibration file? */
