@@ -97,8 +97,7 @@ static status open_matrix(opening *o, const gguf_tensor *t, model_matrix *out)
     out->stored = t;
     if (o->m->float_activations) {
         TRY(widen(o, t, &out->widened));
-        return krn_matrix_open(
-                o->m->pool, KRN_F16, t->size[1], t->size[0], out->widened, &out->opened, o->e);
+        return krn_matrix_open(o->m->pool, KRN_F16, t->size[1], t->size[0], out->widened, &out->opened, o->e);
     }
     return krn_matrix_open(o->m->pool, t->type, t->size[1], t->size[0], t->data, &out->opened, o->e);
 }

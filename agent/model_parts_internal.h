@@ -11,7 +11,7 @@ typedef struct model_matrix {
     const gguf_tensor *stored; /* size[0] columns, size[1] rows */
     krn_matrix *opened;
     uint16_t *widened; /* the weights as fp16 when they were opened so, else NULL */
-    float *bias; /* [rows] or NULL */
+    float *bias;       /* [rows] or NULL */
 } model_matrix;
 
 typedef struct model_layer {

@@ -9,7 +9,7 @@
 typedef struct model_tool {
     const char *program; /* "score" */
     const char *model_path, *template_name;
-    bool exact; /* the specification's pass instead of the product's */
+    bool exact;             /* the specification's pass instead of the product's */
     bool float_activations; /* model_open_float instead of model_open */
     int threads;
     krn_pool *pool;

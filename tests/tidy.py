@@ -235,7 +235,8 @@ def rule_goldens(tree):
         match = re.match(r'X\("([^"]+)"', line)
         name = re.sub(r"\+.*", "+", match.group(1)) if match else None
         if name and name not in GOLDEN_ELSEWHERE and not any(
-                re.fullmatch(r"tests/data/kvq/%s-\d+-\d+\.page" % re.escape(name), path) for path in tree):
+                re.fullmatch(r"tests/data/(kvq/%s|oscar_plus/%s)-\d+-\d+(-k\d)?\.page" % (re.escape(name), re.escape(
+                    name.replace("+", "-plus"))), path) for path in tree):
             yield "kvq/codecs.def", number, (f"codec {match.group(1)} has no golden page: add it to "
                                              "tests/golden-tools/kvq_goldens.py and to tests/unit/test_kvq_page.c")
 

@@ -77,9 +77,11 @@ def limits(client, server):
     check("made with a time to live", done(made) and made["expires"], made)
     time.sleep(1.3)
     check("and gone after it", client.ask("session.get", session="brief").get("code") == "session_not_found")
-    identity = client.request("chat", session="x", messages=[ASK], max_tokens=500, temperature=0)
-    time.sleep(0.4)
     other = server.client()
+    story = {"role": "user", "content": "Tell me a very long story about a ship, a storm and a lighthouse."}
+    identity = client.request("chat", session="x", messages=[story], max_tokens=2000, temperature=0)
+    while client.event()["event"] != "token":
+        pass
     check("cancel of another connection's request finds none", not other.ask("cancel", target=identity)["cancelled"])
     cancel = client.request("cancel", target=identity)
     events = {}
