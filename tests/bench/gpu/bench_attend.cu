@@ -348,10 +348,9 @@ void make_pages(const time_options &o, const krn_page_format &f, pages &g)
     }
 }
 
-void measure(const time_options &given)
+/* One K plane and four evenly spaced levels: what the default codec stores at two bits. */
+krn_page_format two_bit_format()
 {
-    time_options o = given;
-    err e = {};
     krn_page_format f = {};
     f.d = D;
     f.k_planes = 1;
@@ -359,6 +358,48 @@ void measure(const time_options &given)
         f.k_level[i] = f.v_level[i] = static_cast<float>(i) - 1.5f;
     }
     kvq_page_lay_out(&f);
+    return f;
+}
+
+/* Queries, angles and room for the outputs, on the device. */
+void make_queries(const time_options &o, cuda_attend_call &call)
+{
+    const size_t floats = static_cast<size_t>(o.sequences) * Q_HEADS * D;
+    std::vector<float> q(floats), cos_sin(static_cast<size_t>(o.sequences) * D), sharpness(o.sequences, 1.0f);
+    for (size_t i = 0; i < floats; i++) {
+        q[i] = static_cast<float>(static_cast<int>(i * 2654435761u >> 16 & 2047u) - 1024) / 700.0f;
+    }
+    for (size_t i = 0; i < cos_sin.size(); i += 2) {
+        cos_sin[i] = cosf(static_cast<float>(i));
+        cos_sin[i + 1] = sinf(static_cast<float>(i));
+    }
+    call.q = to_device(q.data(), q.size());
+    call.cos_sin = to_device(cos_sin.data(), cos_sin.size());
+    call.sharpness = to_device(sharpness.data(), sharpness.size());
+    CUDA(cudaMalloc(reinterpret_cast<void **>(&call.out), floats * sizeof(float)));
+}
+
+/* The time of only reading the same bytes, with as many layers in the graph. */
+timing measure_reading(
+        const time_options &o, const pages &g, size_t read_bytes, float *out, cudaStream_t stream)
+{
+    cudaGraphExec_t reading = capture(stream, [&] {
+        for (int layer = 0; layer < o.layers; layer++) {
+            read_all<<<multiprocessors() * 8, 256, 0, stream>>>(
+                    reinterpret_cast<const uint4 *>(g.data + layer * read_bytes), read_bytes / 16,
+                    reinterpret_cast<uint32_t *>(out));
+        }
+    });
+    const timing r = time_many(stream, [&] { CUDA(cudaGraphLaunch(reading, stream)); });
+    CUDA(cudaGraphExecDestroy(reading));
+    return r;
+}
+
+void measure(const time_options &given)
+{
+    time_options o = given;
+    err e = {};
+    const krn_page_format f = two_bit_format();
     pages g;
     make_pages(o, f, g);
 
@@ -374,19 +415,7 @@ void measure(const time_options &given)
     call.row_head_stride = static_cast<int64_t>(g.row_head_stride);
     call.overlap = o.overlap != 0;
     call.blocks_per_multiprocessor = o.blocks;
-    const size_t floats = static_cast<size_t>(o.sequences) * Q_HEADS * D;
-    std::vector<float> q(floats), cos_sin(static_cast<size_t>(o.sequences) * D), sharpness(o.sequences, 1.0f);
-    for (size_t i = 0; i < floats; i++) {
-        q[i] = static_cast<float>(static_cast<int>(i * 2654435761u >> 16 & 2047u) - 1024) / 700.0f;
-    }
-    for (size_t i = 0; i < cos_sin.size(); i += 2) {
-        cos_sin[i] = cosf(static_cast<float>(i));
-        cos_sin[i + 1] = sinf(static_cast<float>(i));
-    }
-    call.q = to_device(q.data(), q.size());
-    call.cos_sin = to_device(cos_sin.data(), cos_sin.size());
-    call.sharpness = to_device(sharpness.data(), sharpness.size());
-    CUDA(cudaMalloc(reinterpret_cast<void **>(&call.out), floats * sizeof(float)));
+    make_queries(o, call);
 
     const cuda_attend_policy policy = {o.tiles, o.items, 0};
     int64_t tiles = 0;
@@ -423,15 +452,7 @@ void measure(const time_options &given)
     const size_t layer_bytes =
             static_cast<size_t>(o.context) / 128 * o.sequences * KV_HEADS * g.page_bytes + g.row_layer_stride;
     const size_t read_bytes = layer_bytes - g.row_layer_stride;
-    cudaGraphExec_t reading = capture(stream, [&] {
-        for (int layer = 0; layer < o.layers; layer++) {
-            read_all<<<multiprocessors() * 8, 256, 0, stream>>>(
-                    reinterpret_cast<const uint4 *>(g.data + layer * read_bytes), read_bytes / 16,
-                    reinterpret_cast<uint32_t *>(call.out));
-        }
-    });
-    const timing r = time_many(stream, [&] { CUDA(cudaGraphLaunch(reading, stream)); });
-    CUDA(cudaGraphExecDestroy(reading));
+    const timing r = measure_reading(o, g, read_bytes, call.out, stream);
     const float n = static_cast<float>(o.layers);
     printf("%8lld x%-2d %s%s blocks %d items %d tiles %2d overlap %d: %4d items %7.2f us (%.2f-%.2f) %5.0f "
            "GB/s; read %7.2f us "
@@ -529,7 +550,7 @@ bool parse(const char *argument, time_options &o)
     }
     const std::string name(argument, static_cast<size_t>(equals - argument));
     if (name == "context") {
-        o.context = atoll(equals + 1);
+        o.context = strtoll(equals + 1, nullptr, 10);
         return true;
     }
     const std::vector<std::pair<const char *, int *>> numbers = {{"sequences", &o.sequences},
@@ -537,7 +558,7 @@ bool parse(const char *argument, time_options &o)
             {"items", &o.items}, {"tiles", &o.tiles}, {"overlap", &o.overlap}, {"once", &o.once}};
     for (const auto &number : numbers) {
         if (name == number.first) {
-            *number.second = atoi(equals + 1);
+            *number.second = static_cast<int>(strtol(equals + 1, nullptr, 10));
             return true;
         }
     }
