@@ -37,8 +37,8 @@ typedef struct calibration_run {
     kvq_moments *moments;
     double *k_before; /* [L][K][d] sum of keys before RoPE */
     int64_t tokens;
-    eval_capture capture;
-    float *rotated; /* [block rows * queries of a KV head][d] */
+    eval_capture captures[CALIBRATE_TEXTS_RANKED + 1]; /* of the texts that are ranked on, and of any other */
+    float *rotated;                                    /* [block rows * queries of a KV head][d] */
     kvq_calibration calibration;
     double *damage; /* [L] */
 } calibration_run;
@@ -172,16 +172,20 @@ static void add_before(calibration_run *r, int layer, int head, const float *k, 
     }
 }
 
-static status add_text(calibration_run *r, const token_list *text, err *e)
+static status add_text(calibration_run *r, int i, err *e)
 {
     const model_config *c = model_get_config(r->o->tool.m);
+    const token_list *text = &r->texts[i];
+    eval_capture *capture = &r->captures[i < CALIBRATE_TEXTS_RANKED ? i : CALIBRATE_TEXTS_RANKED];
+    eval_capture_close(capture);
+    TRY(eval_capture_open(r->o->tool.m, (int64_t)text->n, capture, e));
     int n = (int)text->n - EVAL_SINK_TOKENS;
-    TRY(eval_capture_run(&r->o->tool, text->ids, (int64_t)text->n, &r->capture, add_queries, r, e));
+    TRY(eval_capture_run(&r->o->tool, text->ids, (int64_t)text->n, capture, add_queries, r, e));
     for (int layer = 0; layer < c->layers; layer++) {
         for (int head = 0; head < c->kv_heads; head++) {
-            size_t at = eval_capture_at(&r->capture, layer, head, EVAL_SINK_TOKENS);
-            kvq_moments_add_text(r->moments, layer, head, r->capture.k + at, r->capture.v + at, n);
-            add_before(r, layer, head, r->capture.k + at, n);
+            size_t at = eval_capture_at(capture, layer, head, EVAL_SINK_TOKENS);
+            kvq_moments_add_text(r->moments, layer, head, capture->k + at, capture->v + at, n);
+            add_before(r, layer, head, capture->k + at, n);
         }
     }
     r->tokens += n;
@@ -229,7 +233,10 @@ static status rank(calibration_run *r, err *e)
     double bits = r->o->bits > 0.0 ? r->o->bits : c->d == 64 ? 2.4 : 2.3;
     TRY(kvq_calibration_write(&r->calibration, r->o->out_path, e));
     TRY(kvq_codec_open("oscar+", &r->calibration.shape, r->o->out_path, &codec, e));
-    status s = calibrate_rank_layers(&r->o->tool, codec, r->texts, r->n_texts, r->damage, on_layer, e);
+    status s = ST_OK;
+    for (int i = 0; s == ST_OK && i < r->n_texts && i < CALIBRATE_TEXTS_RANKED; i++) {
+        s = calibrate_rank_layers(&r->o->tool, codec, &r->texts[i], &r->captures[i], r->damage, on_layer, e);
+    }
     kvq_codec_close(codec);
     TRY(s);
     calibrate_assign_bits(&r->calibration, r->damage, bits);
@@ -249,7 +256,10 @@ static double print_table(const calibration_run *r)
             (void)printf("%5d %4d %14.1f %12.0f %14.2f", layer, head, f.participation, f.condition,
                     f.mean_to_spread);
             if (head == 0) {
-                (void)printf(" %10.5f %6d", r->damage[layer] / r->n_texts, c->k_bits[layer]);
+                (void)printf(" %10.5f %6d",
+                        r->damage[layer] /
+                                (r->n_texts < CALIBRATE_TEXTS_RANKED ? r->n_texts : CALIBRATE_TEXTS_RANKED),
+                        c->k_bits[layer]);
             }
             (void)printf("\n");
         }
@@ -283,7 +293,7 @@ static status read_texts(calibration_run *r, err *e)
                     EVAL_SINK_TOKENS + EVAL_RECENT_TOKENS);
         }
     }
-    return eval_capture_open(o->tool.m, most, &r->capture, e);
+    return ST_OK;
 }
 
 static status calibrate(calibration_run *r, err *e)
@@ -303,7 +313,7 @@ static status calibrate(calibration_run *r, err *e)
     for (int i = 0; i < r->n_texts; i++) {
         (void)fprintf(
                 stderr, "\rreading text %d of %d%s", i + 1, r->n_texts, i + 1 == r->n_texts ? "\n" : "");
-        TRY(add_text(r, &r->texts[i], e));
+        TRY(add_text(r, i, e));
     }
     TRY(kvq_moments_finish(r->moments, &r->calibration, e));
     (void)snprintf(r->calibration.model, sizeof r->calibration.model, "%s", c->name);
@@ -321,7 +331,9 @@ static void close_run(calibration_run *r)
     base_free(r->texts);
     kvq_moments_close(r->moments);
     kvq_calibration_free(&r->calibration);
-    eval_capture_close(&r->capture);
+    for (int i = 0; i <= CALIBRATE_TEXTS_RANKED; i++) {
+        eval_capture_close(&r->captures[i]);
+    }
     base_free(r->k_before);
     base_free(r->damage);
     base_free(r->rotated);

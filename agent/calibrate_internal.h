@@ -16,13 +16,17 @@ typedef struct calibrate_options {
 
 /* The texts that come with the program: dialogue, prose in several languages, code, lists. */
 enum { CALIBRATE_TEXTS = 3 };
+enum {
+    CALIBRATE_TEXTS_RANKED = 2
+}; /* layers are ranked on the first texts only: it takes most of the time */
 extern const char *const calibrate_texts[CALIBRATE_TEXTS];
 
-/* KL that coding one layer's keys at two bits costs, for each layer, added to damage [layers]. codec: keys at two bits. */
+/* KL that coding one layer's keys at two bits costs, for each layer, added to damage [layers], on the last tokens of a
+ * text whose keys and values have been captured. codec: keys at two bits. A text too short for it adds nothing. */
 status calibrate_rank_layers(const model_tool *t,
         const kvq_codec *codec,
-        const token_list *texts,
-        int n_texts,
+        const token_list *text,
+        const eval_capture *capture,
         double *damage,
         void (*on_layer)(int done, int all),
         err *e);

@@ -1,10 +1,7 @@
 /* Which layers' keys deserve four bits: the KL of coding one layer's keys at a time, on calibration text. */
 #include "agent/calibrate_internal.h"
 
-enum {
-    TOKENS_PREDICTED = 256,
-    TEXTS_RANKED = 2
-}; /* more texts change no layer that matters, at a third of the time */
+enum { TOKENS_PREDICTED = 128 };
 
 static status rank_on_capture(const model_tool *t,
         const kvq_codec *codec,
@@ -27,39 +24,31 @@ static status rank_on_capture(const model_tool *t,
     return ST_OK;
 }
 
-static status rank_on_text(const model_tool *t,
+static status rank_behind(const model_tool *t,
         const kvq_codec *codec,
         const kvq_codec *exact_codec,
-        const token_list *text,
+        const int32_t *next_ids,
+        const eval_capture *context,
         double *damage,
         void (*on_layer)(int done, int all),
         err *e)
 {
-    int context = (int)text->n - TOKENS_PREDICTED;
-    eval_capture capture = {0};
     eval_kv *exact = NULL;
     eval_reference reference = {0};
-    TRY(eval_capture_open(t->m, context, &capture, e));
-    status s = eval_capture_run(t, text->ids, context, &capture, NULL, NULL, e);
+    TRY(eval_kv_open(t, exact_codec, context, TOKENS_PREDICTED, &exact, e));
+    status s = eval_reference_open(t, exact, next_ids, TOKENS_PREDICTED, &reference, e);
     if (s == ST_OK) {
-        s = eval_kv_open(t, exact_codec, &capture, TOKENS_PREDICTED, &exact, e);
-    }
-    if (s == ST_OK) {
-        s = eval_reference_open(t, exact, text->ids + context, TOKENS_PREDICTED, &reference, e);
-    }
-    if (s == ST_OK) {
-        s = rank_on_capture(t, codec, &capture, &reference, damage, on_layer, e);
+        s = rank_on_capture(t, codec, context, &reference, damage, on_layer, e);
     }
     eval_reference_close(&reference);
     eval_kv_close(exact);
-    eval_capture_close(&capture);
     return s;
 }
 
 status calibrate_rank_layers(const model_tool *t,
         const kvq_codec *codec,
-        const token_list *texts,
-        int n_texts,
+        const token_list *text,
+        const eval_capture *capture,
         double *damage,
         void (*on_layer)(int done, int all),
         err *e)
@@ -67,12 +56,13 @@ status calibrate_rank_layers(const model_tool *t,
     const model_config *c = model_get_config(t->m);
     kvq_shape shape = {.layers = c->layers, .kv_heads = c->kv_heads, .d = c->d};
     kvq_codec *exact = NULL;
-    status s = kvq_codec_open("bf16", &shape, NULL, &exact, e);
-    for (int i = 0; s == ST_OK && i < n_texts && i < TEXTS_RANKED; i++) {
-        if ((int)texts[i].n > EVAL_SINK_TOKENS + EVAL_RECENT_TOKENS + TOKENS_PREDICTED) {
-            s = rank_on_text(t, codec, exact, &texts[i], damage, on_layer, e);
-        }
+    eval_capture context = *capture; /* the same rows, but for the last tokens */
+    context.tokens = (int64_t)text->n - TOKENS_PREDICTED;
+    if (context.tokens <= EVAL_SINK_TOKENS + EVAL_RECENT_TOKENS) {
+        return ST_OK;
     }
+    TRY(kvq_codec_open("bf16", &shape, NULL, &exact, e));
+    status s = rank_behind(t, codec, exact, text->ids + context.tokens, &context, damage, on_layer, e);
     kvq_codec_close(exact);
     return s;
 }

@@ -28,7 +28,7 @@ static const char help[] =
         "float\n"
         "                          ones: their rounding adds about 0.003 to every KL\n"
         "      --json              one JSON object a line instead of the table\n"
-        "      --plot FILE.svg     picture: KL against bits, and attention error by layer\n"
+        "      --plot FILE.svg     picture: KL against bits\n"
         "  -t, --threads N         threads (default: one per core)\n"
         "  -h, --help              show this help\n";
 

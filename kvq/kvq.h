@@ -64,11 +64,11 @@ krn_span kvq_span(const kvq_codec *c, int layer, int head, const uint8_t *column
  * shared rotations: the parts it lacks are NULL. */
 typedef struct kvq_calibration {
     kvq_shape shape;
-    char model[64];      /* for people */
-    uint64_t weights;    /* fingerprint of the model that it was made with */
-    int64_t tokens;      /* that went into it */
-    float *k_rotation;   /* [L][K][d][d] eigenbasis of the head's queries, times Hadamard */
-    float *k_mean;       /* [L][K][d] of the mean before RoPE what is left when RoPE turns it through all positions */
+    char model[64];    /* for people */
+    uint64_t weights;  /* fingerprint of the model that it was made with */
+    int64_t tokens;    /* that went into it */
+    float *k_rotation; /* [L][K][d][d] eigenbasis of the head's queries, times Hadamard */
+    float *k_mean; /* [L][K][d] of the mean before RoPE what is left when RoPE turns it through all positions */
     float *shared_k_rotation, *shared_v_rotation; /* [L][d][d] as OSCAR publishes them */
     float *q_eigenvalues;                         /* [L][K][d] rising */
     int32_t *k_bits;                              /* [L] 2 or 4; never NULL */
@@ -82,7 +82,8 @@ void kvq_calibration_free(kvq_calibration *c); /* leaves it empty */
  * are finite, rotations are orthogonal within 1e-4. */
 status kvq_calibration_write(const kvq_calibration *c, const char *path, err *e);
 status kvq_calibration_read(const char *path, kvq_calibration *out, err *e);
-status kvq_calibration_read_memory(const void *data, size_t bytes, const char *name, kvq_calibration *out, err *e);
+status kvq_calibration_read_memory(
+        const void *data, size_t bytes, const char *name, kvq_calibration *out, err *e);
 /* Rotations published by OSCAR (RotationZoo .pt files, one for K and one for V): a calibration of shared rotations. Checked
  * against the shape and for orthogonality; the files are read as data, nothing in them is executed. */
 status kvq_calibration_import(
@@ -104,8 +105,8 @@ void kvq_moments_add_text(kvq_moments *m, int layer, int head, const float *k, c
 status kvq_moments_finish(const kvq_moments *m, kvq_calibration *out, err *e);
 /* Figures of one head for the table. */
 typedef struct kvq_head_figures {
-    double participation; /* (sum of eigenvalues)^2 / sum of squares, of the queries' moment: 1 to d */
-    double condition;     /* largest over smallest eigenvalue */
+    double participation;  /* (sum of eigenvalues)^2 / sum of squares, of the queries' moment: 1 to d */
+    double condition;      /* largest over smallest eigenvalue */
     double mean_to_spread; /* |mean of K| over the root of its variance's trace */
 } kvq_head_figures;
 kvq_head_figures kvq_moments_figures(const kvq_moments *m, const kvq_calibration *c, int layer, int head);

@@ -1,7 +1,7 @@
 """Golden pages of the codec oscar+ for tests/unit/test_oscar_plus.c, from the rules in kvq/codecs/oscar_plus/rows.h and the
 layout in kernels/fragment.h, with NumPy, sharing no code with kvq.
 
-    python tests/golden-tools/oscar_plus_goldens.py tests/data/oscar_plus
+    python tests/golden-tools/oscar_plus_goldens.py tests/data/kvq
 
 Input rows come from a generator that the test repeats; some rows are special: zeros, one huge value, subnormals, equal ones.
 """
@@ -117,5 +117,5 @@ def page(d, rows, k_bits):
 
 with np.errstate(over='ignore'):
     for d, rows, k_bits in ((64, 128, 2), (64, 128, 4), (128, 77, 2), (128, 77, 4)):
-        with open(os.path.join(sys.argv[1], f'oscar-plus-{d}-{rows}-k{k_bits}.page'), 'wb') as f:
+        with open(os.path.join(sys.argv[1], f'oscar+{"k4" if k_bits == 4 else ""}-{d}-{rows}.page'), 'wb') as f:
             f.write(page(d, rows, k_bits))

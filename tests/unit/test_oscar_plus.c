@@ -54,8 +54,8 @@ static uint64_t input_rows(uint64_t state, int rows, int d, uint16_t *x)
 static size_t read_golden(int d, int rows, int k_bits, uint8_t *to, size_t most)
 {
     char path[512];
-    (void)snprintf(path, sizeof path, "%s/tests/data/oscar_plus/oscar-plus-%d-%d-k%d.page", EPIMEM_SOURCE_DIR,
-            d, rows, k_bits);
+    (void)snprintf(path, sizeof path, "%s/tests/data/kvq/oscar+%s-%d-%d.page", EPIMEM_SOURCE_DIR,
+            k_bits == 4 ? "k4" : "", d, rows);
     FILE *f = fopen(path, "rb");
     assert_non_null(f);
     size_t n = fread(to, 1, most, f);
