@@ -123,6 +123,7 @@ static void sums16(const float *magnitude, int d, float per_step, double *x_c, i
     int squares = 0;
     for (int c = 0; c < d; c += LANES) {
         for (int i = 0; i < LANES; i++) {
+            /* NOLINTNEXTLINE(clang-analyzer-core.CallAndMessage): d is whole lanes, every magnitude is set */
             int odd = 2 * magnitude_code(magnitude[c + i], per_step) + 1;
             lanes[i] += (double)odd * (double)magnitude[c + i];
             squares += odd * odd;
