@@ -175,6 +175,10 @@ job_state job_take_session(job *j, bool make)
     if (st == ST_ERR_BUSY) {
         return JOB_WAITS;
     }
+    if (st == ST_ERR_NOT_FOUND && make && r->session[0] == '~') {
+        job_fail_code(j, "bad_request", "session", "names that begin with ~ are the server's own");
+        return JOB_ENDED;
+    }
     if (st == ST_ERR_NOT_FOUND && make) {
         st = sessions_make(j->engine->sessions, r->tenant, r->session, false, &j->session, &e);
         j->session_is_new = st == ST_OK;

@@ -73,6 +73,8 @@ def limits(client, server):
           "8192" in long["message"], long)
     gone = client.ask("session.get", session="long")
     check("and leaves no session", gone.get("code") == "session_not_found", gone)
+    own = client.chat("hi", session="~mine")
+    check("a name of the server's kind is refused", own.get("code") == "bad_request" and own["param"] == "session", own)
     made = client.ask("session.create", session="brief", ttl_s=1)
     check("made with a time to live", done(made) and made["expires"], made)
     time.sleep(1.3)
