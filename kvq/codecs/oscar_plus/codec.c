@@ -4,7 +4,7 @@
  *   V  rotated by a Hadamard matrix, not centred
  *   two bits, even levels around zero, one fp16 scale a row found by search (rows.h); keys of the layers that calibration
  *   found most sensitive have four bits. oscar+k4 gives four bits to the keys of all layers.
- * What was tried beside this, with figures: kvq/codecs/oscar_plus/README.md.
+ * What was tried beside this, with figures: README.md beside this file.
  *
  * An imported calibration has rotations shared by a layer's heads and no means: it is used so, uncentred.
  */
