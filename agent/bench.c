@@ -150,6 +150,9 @@ static status run(bench *b, err *e)
     TRY(model_open(b->pool, b->o.model, &b->model, e));
     const model_config *c = model_get_config(b->model);
     b->shape = (kvq_shape){.layers = c->layers, .kv_heads = c->kv_heads, .d = c->d};
+    if (b->o.calibration != NULL) {
+        TRY(kvq_calibration_check(b->o.calibration, c->name, model_fingerprint(b->model), e));
+    }
     TRY(kvq_codec_open(b->o.codec, &b->shape, b->o.calibration, &b->codec, e));
     TRY(model_scratch_open(b->model, TIERS_BLOCK_TOKENS, &b->scratch, e));
     b->logits = base_zalloc((size_t)c->vocab, sizeof *b->logits);

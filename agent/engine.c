@@ -252,6 +252,9 @@ static status load_models(agent_engine *g, err *e)
     const model_config *c = model_get_config(g->model);
     g->x.shape = (kvq_shape){.layers = c->layers, .kv_heads = c->kv_heads, .d = c->d};
     const char *codec = g->options.codec != NULL ? g->options.codec : "turboquant";
+    if (g->options.calibration_path != NULL) {
+        TRY(kvq_calibration_check(g->options.calibration_path, c->name, model_fingerprint(g->model), e));
+    }
     TRY(kvq_codec_open(codec, &g->x.shape, g->options.calibration_path, &g->codec, e));
     g->rows_max = TIERS_BLOCK_TOKENS + ENGINE_ROWS_EXTRA;
     return model_scratch_open(g->model, g->rows_max, &g->scratch, e);
