@@ -136,6 +136,15 @@ static __device__ __forceinline__ uint32_t load_shared(uint32_t address)
     return x;
 }
 
+/* Waits until another thread has stored this byte there. */
+static __device__ __forceinline__ void wait_shared_byte(uint32_t address, uint32_t byte)
+{
+    uint32_t x;
+    do {
+        asm volatile("ld.volatile.shared.u8 %0,[%1];" : "=r"(x) : "r"(address) : "memory");
+    } while (x != byte);
+}
+
 /* ---- copies into shared memory, completion on a barrier there ---- */
 
 static __device__ __forceinline__ void barrier_init(uint32_t barrier, int arrivals)

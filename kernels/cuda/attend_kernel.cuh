@@ -83,8 +83,7 @@ static __device__ __forceinline__ void read_tiles(const parameters &p,
 #if ATTEND_BULK /* early, to hide the latency; elsewhere registers are too short */
         const uint4 next = refill ? __ldg(tiles + i + p.stages) : make_uint4(0, 0, 0, 0);
 #endif
-        barrier_wait(r.full + 8 * stage, parity);
-        const uint32_t meta = load_shared(r.meta + 4 * stage);
+        const uint32_t meta = wait_for_tile(r, stage, i, parity);
         const int wanted = static_cast<int>(meta >> 16 & 0xffu);
         if (wanted != variant) {
             variant = wanted;
@@ -99,7 +98,7 @@ static __device__ __forceinline__ void read_tiles(const parameters &p,
             ring own = r;
             own.page_add = sh.page_add;
             own.row_add = sh.row_add;
-            fill<C>(own, stage, next, lane);
+            fill<C>(own, stage, next, i + p.stages, lane);
         }
         stage += ATTEND_WARPS;
     }
@@ -119,7 +118,7 @@ static __device__ __forceinline__ void fill_first(
     const uint4 mine = lane < n ? __ldg(tiles + lane) : make_uint4(0, 0, 0, 0);
     if (early) {
         if (lane < n && tile_kind(mine) == ATTEND_TILE_PAGE) {
-            fill_page(r, lane, mine);
+            fill_page(r, lane, mine, lane);
         }
         return;
     }
@@ -128,13 +127,13 @@ static __device__ __forceinline__ void fill_first(
         const int stage = __ffs(static_cast<int>(late)) - 1;
         const uint4 t = make_uint4(__shfl_sync(~0u, mine.x, stage), __shfl_sync(~0u, mine.y, stage),
                 __shfl_sync(~0u, mine.z, stage), __shfl_sync(~0u, mine.w, stage));
-        fill<C>(r, stage, t, lane);
+        fill<C>(r, stage, t, stage, lane);
     }
 #else
     for (int stage = warp; stage < n; stage += ATTEND_WARPS) {
         const uint4 t = __ldg(tiles + stage);
         if ((tile_kind(t) == ATTEND_TILE_PAGE) == early) {
-            fill<C>(r, stage, t, lane);
+            fill<C>(r, stage, t, stage, lane);
         }
     }
 #endif

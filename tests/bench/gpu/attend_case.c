@@ -176,6 +176,11 @@ static void make_queries(attend_case *c)
     }
 }
 
+static int repeats_of(const attend_case *c)
+{
+    return c->o.repeats > 0 ? c->o.repeats : 1;
+}
+
 /* Lengths of list number i: the first is longest, the last of several empty. */
 static void list_lengths(const attend_case *c, int i, int *pages, int *last_rows, int *rows)
 {
@@ -191,7 +196,7 @@ static void make_lists(attend_case *c)
     int copies = c->o.shared ? c->o.kv_heads : 1;
     c->n_lists = c->o.sequences * (c->o.shared ? 1 : c->o.kv_heads);
     c->lists = base_zalloc((size_t)c->n_lists, sizeof *c->lists);
-    c->spans = base_zalloc((size_t)c->n_lists * (size_t)(c->o.pages + 2), sizeof *c->spans);
+    c->spans = base_zalloc((size_t)c->n_lists * attend_case_spans(c), sizeof *c->spans);
     size_t bytes_each = (size_t)c->o.pages * page + 2 * ((size_t)c->o.bf16_rows * row + 64);
     c->head_stride = bytes_each * (size_t)c->n_lists;
     c->blob_bytes = c->head_stride * (size_t)copies;
@@ -199,7 +204,7 @@ static void make_lists(attend_case *c)
     REQUIRE(c->lists != NULL && c->spans != NULL && c->blob != NULL);
     for (int i = 0; i < c->n_lists; i++) {
         int pages, last_rows, rows, n = 0;
-        krn_span *spans = c->spans + i * (c->o.pages + 2);
+        krn_span *spans = c->spans + (size_t)i * attend_case_spans(c);
         list_lengths(c, i, &pages, &last_rows, &rows);
         for (int copy = 0; copy < copies; copy++) {
             uint8_t *at = c->blob + (size_t)copy * c->head_stride + (size_t)i * bytes_each;
@@ -220,7 +225,11 @@ static void make_lists(attend_case *c)
             }
             n++;
         }
-        c->lists[i] = (cuda_attend_list){spans, n};
+        int repeats = repeats_of(c);
+        for (int k = n; k < n * repeats; k++) {
+            spans[k] = spans[k - n];
+        }
+        c->lists[i] = (cuda_attend_list){spans, n * repeats};
     }
 }
 
@@ -353,7 +362,7 @@ static void make_answer(const attend_case *c, bool rounded, float *out)
         for (int variant = 0; variant < c->o.variants; variant++) {
             turn_query(c, sequence, head, variant, rounded, &q[variant]);
         }
-        for (int s = 0; s < list->n_spans; s++) {
+        for (int s = 0; s < list->n_spans / repeats_of(c); s++) { /* once is enough */
             size_t offset = c->o.shared ? c->head_stride * (size_t)kv : 0;
             add_span(c, &list->spans[s], offset, &q[list->spans[s].variant], rounded, &a);
         }
@@ -378,6 +387,11 @@ void attend_case_make(const attend_case_options *o, uint64_t seed, attend_case *
     REQUIRE(c->expected != NULL && c->same_width != NULL);
     make_answer(c, false, c->expected);
     make_answer(c, true, c->same_width);
+}
+
+size_t attend_case_spans(const attend_case *c)
+{
+    return (size_t)(c->o.pages + 2) * (size_t)repeats_of(c);
 }
 
 void attend_case_free(attend_case *c)
@@ -451,56 +465,61 @@ void attend_case_errors(const attend_case *c, const float *got, double *error, d
 #define MATRIX   KRN_ROTATION_MATRIX
 #define NONE     KRN_ROTATION_NONE
 /* name, d, group, KV heads, sequences, levels, rotation, means, halves, constant, RoPE dims, pages, rows, variants,
- * outlier, shared */
+ * outlier, shared, repeats */
 const attend_case_options attend_case_list[] = {
-        {"d128 plain", 128, 4, 2, 1, CASE_UNIFORM, NONE, false, true, false, 128, 9, 0, 1, 1.0f, false},
+        {"d128 plain", 128, 4, 2, 1, CASE_UNIFORM, NONE, false, true, false, 128, 9, 0, 1, 1.0f, false, 0},
         {"d128 hadamard, tiers", 128, 4, 2, 1, CASE_UNIFORM, HADAMARD, true, true, false, 128, 21, 50, 3,
-                1.0f, false},
+                1.0f, false, 0},
         {"d128 matrix, outliers", 128, 3, 2, 2, CASE_UNIFORM, MATRIX, true, false, false, 128, 10, 17, 2,
-                20.0f, false},
-        {"d128 table", 128, 4, 2, 1, CASE_TABLE, HADAMARD, false, true, false, 96, 12, 33, 2, 4.0f, false},
+                20.0f, false, 0},
+        {"d128 table", 128, 4, 2, 1, CASE_TABLE, HADAMARD, false, true, false, 96, 12, 33, 2, 4.0f, false, 0},
         {"d128 wide table", 128, 2, 2, 1, CASE_WIDE_TABLE, NONE, false, true, false, 128, 10, 5, 1, 1.0f,
-                false},
-        {"d128 zeros", 128, 4, 2, 1, CASE_ZERO, HADAMARD, true, true, false, 128, 11, 20, 2, 4.0f, false},
-        {"d128 planes", 128, 4, 2, 1, CASE_PLANES, MATRIX, true, true, false, 128, 11, 20, 2, 4.0f, false},
+                false, 0},
+        {"d128 zeros", 128, 4, 2, 1, CASE_ZERO, HADAMARD, true, true, false, 128, 11, 20, 2, 4.0f, false, 0},
+        {"d128 planes", 128, 4, 2, 1, CASE_PLANES, MATRIX, true, true, false, 128, 11, 20, 2, 4.0f, false, 0},
         {"d128 planes, table", 128, 1, 2, 1, CASE_PLANES_TABLE, HADAMARD, true, true, false, 128, 9, 20, 2,
-                1.0f, false},
-        {"d128 group 8", 128, 8, 1, 2, CASE_UNIFORM, HADAMARD, true, true, false, 128, 10, 20, 2, 4.0f,
-                false},
-        {"d128 group 16", 128, 16, 1, 1, CASE_UNIFORM, MATRIX, true, true, false, 128, 10, 20, 2, 4.0f,
-                false},
+                1.0f, false, 0},
+        {"d128 group 8", 128, 8, 1, 2, CASE_UNIFORM, HADAMARD, true, true, false, 128, 10, 20, 2, 4.0f, false,
+                0},
+        {"d128 group 16", 128, 16, 1, 1, CASE_UNIFORM, MATRIX, true, true, false, 128, 10, 20, 2, 4.0f, false,
+                0},
         {"d128 group 5, table", 128, 5, 1, 1, CASE_TABLE, HADAMARD, true, true, false, 128, 10, 20, 2, 4.0f,
-                false},
+                false, 0},
         {"d128 group 12, zeros", 128, 12, 1, 1, CASE_ZERO, NONE, true, true, false, 128, 9, 20, 2, 4.0f,
-                false},
+                false, 0},
         {"d128 many variants", 128, 4, 1, 1, CASE_UNIFORM, HADAMARD, true, true, false, 128, 25, 40, 21, 4.0f,
-                false},
+                false, 0},
         {"d128 rows only", 128, 4, 2, 2, CASE_UNIFORM, HADAMARD, true, true, false, 128, 0, 130, 1, 4.0f,
-                false},
+                false, 0},
         {"d128 constant values", 128, 4, 2, 2, CASE_UNIFORM, NONE, true, true, true, 128, 20, 70, 3, 4.0f,
-                false},
+                false, 0},
         {"d128 constant, table", 128, 8, 1, 1, CASE_TABLE, NONE, true, true, true, 128, 12, 33, 3, 4.0f,
-                false},
-        {"d128 constant, zeros", 128, 4, 1, 1, CASE_ZERO, NONE, true, true, true, 128, 12, 33, 3, 4.0f,
-                false},
+                false, 0},
+        {"d128 constant, zeros", 128, 4, 1, 1, CASE_ZERO, NONE, true, true, true, 128, 12, 33, 3, 4.0f, false,
+                0},
         {"d128 shared lists", 128, 4, 3, 2, CASE_UNIFORM, HADAMARD, true, true, false, 128, 12, 40, 2, 4.0f,
-                true},
-        {"d64 group 3", 64, 3, 3, 1, CASE_UNIFORM, HADAMARD, true, false, false, 64, 18, 50, 2, 4.0f, false},
-        {"d64 table", 64, 3, 3, 1, CASE_TABLE, HADAMARD, false, false, false, 64, 12, 50, 2, 4.0f, false},
+                true, 0},
+        {"d128 103,424 tokens", 128, 4, 1, 1, CASE_UNIFORM, HADAMARD, true, true, false, 128, 8, 10, 2, 4.0f,
+                false, 101},
+        {"d128 1,049,600 tokens", 128, 4, 2, 1, CASE_UNIFORM, HADAMARD, true, true, false, 128, 8, 0, 2, 4.0f,
+                true, 1025},
+        {"d64 group 3", 64, 3, 3, 1, CASE_UNIFORM, HADAMARD, true, false, false, 64, 18, 50, 2, 4.0f, false,
+                0},
+        {"d64 table", 64, 3, 3, 1, CASE_TABLE, HADAMARD, false, false, false, 64, 12, 50, 2, 4.0f, false, 0},
         {"d64 wide table, group 8", 64, 8, 1, 1, CASE_WIDE_TABLE, NONE, false, false, false, 64, 12, 50, 2,
-                4.0f, false},
-        {"d64 zeros", 64, 4, 2, 1, CASE_ZERO, MATRIX, true, false, false, 32, 12, 50, 2, 4.0f, false},
-        {"d64 planes", 64, 4, 2, 1, CASE_PLANES, HADAMARD, true, false, false, 64, 12, 50, 2, 4.0f, false},
+                4.0f, false, 0},
+        {"d64 zeros", 64, 4, 2, 1, CASE_ZERO, MATRIX, true, false, false, 32, 12, 50, 2, 4.0f, false, 0},
+        {"d64 planes", 64, 4, 2, 1, CASE_PLANES, HADAMARD, true, false, false, 64, 12, 50, 2, 4.0f, false, 0},
         {"d64 planes, table, group 6", 64, 6, 2, 1, CASE_PLANES_TABLE, NONE, true, false, false, 64, 12, 50,
-                2, 4.0f, false},
-        {"d256 group 4", 256, 4, 1, 1, CASE_UNIFORM, HADAMARD, true, true, false, 256, 10, 20, 2, 4.0f,
-                false},
+                2, 4.0f, false, 0},
+        {"d256 group 4", 256, 4, 1, 1, CASE_UNIFORM, HADAMARD, true, true, false, 256, 10, 20, 2, 4.0f, false,
+                0},
         {"d256 group 8, table", 256, 8, 1, 1, CASE_TABLE, MATRIX, true, true, false, 256, 9, 20, 2, 4.0f,
-                false},
+                false, 0},
         {"d256 wide table", 256, 2, 1, 1, CASE_WIDE_TABLE, NONE, true, true, false, 256, 9, 20, 2, 4.0f,
-                false},
-        {"d256 zeros", 256, 4, 1, 1, CASE_ZERO, HADAMARD, true, true, false, 64, 9, 20, 2, 4.0f, false},
+                false, 0},
+        {"d256 zeros", 256, 4, 1, 1, CASE_ZERO, HADAMARD, true, true, false, 64, 9, 20, 2, 4.0f, false, 0},
         {"d256 planes, table", 256, 5, 1, 1, CASE_PLANES_TABLE, HADAMARD, true, true, false, 256, 9, 20, 2,
-                4.0f, false},
+                4.0f, false, 0},
 };
 const int attend_case_count = (int)(sizeof attend_case_list / sizeof attend_case_list[0]);

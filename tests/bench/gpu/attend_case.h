@@ -29,6 +29,7 @@ typedef struct attend_case_options {
     int variants;
     float outlier; /* factor on a few channels of queries and keys */
     bool shared;   /* one list for all heads of a sequence, pages and rows `stride` apart */
+    int repeats;   /* lists hold their spans so many times (0: once), which leaves the answer as it is */
 } attend_case_options;
 
 typedef struct attend_case {
@@ -54,6 +55,7 @@ void attend_case_free(attend_case *c);
 cuda_attend_shape attend_case_shape(const attend_case *c, int multiprocessors);
 /* Device pointers are the caller's; everything else is filled in. */
 cuda_attend_call attend_case_call(const attend_case *c, int multiprocessors);
+size_t attend_case_spans(const attend_case *c); /* room of a list in `spans` */
 int64_t attend_case_tiles(const attend_case *c);
 
 /* Relative errors of the worst head: of `got` and of the half-precision version. NaN counts as infinite. */

@@ -94,7 +94,7 @@ void put_case(const attend_case_options &o, uint64_t seed, int processors, devic
     const size_t dim = static_cast<size_t>(o.d), heads = static_cast<size_t>(o.kv_heads);
     const size_t rows = static_cast<size_t>(o.sequences) * o.variants;
     d.blob = put(d, c.blob, c.blob_bytes);
-    d.spans.assign(c.spans, c.spans + c.n_lists * (o.pages + 2));
+    d.spans.assign(c.spans, c.spans + c.n_lists * attend_case_spans(&c));
     for (krn_span &s : d.spans) {
         s.k = moved(d, s.k);
         s.v = moved(d, s.v);

@@ -16,7 +16,7 @@ extern "C" {
 
 namespace {
 
-enum { MULTIPROCESSORS = 6 };
+enum { MULTIPROCESSORS = 6, TOO_LONG = 200 };
 
 template <int D, int NT, int MODE> void body(const void *p)
 {
@@ -189,8 +189,9 @@ int main(int argc, char **argv)
 {
     int wrong = 0;
     for (int i = 0; i < attend_case_count; i++) {
-        if (argc < 2 || strstr(attend_case_list[i].name, argv[1]) != nullptr) {
-            wrong += check(attend_case_list[i], 1000 + static_cast<uint64_t>(i)) ? 0 : 1;
+        const attend_case_options &o = attend_case_list[i];
+        if (o.repeats <= TOO_LONG && (argc < 2 || strstr(o.name, argv[1]) != nullptr)) {
+            wrong += check(o, 1000 + static_cast<uint64_t>(i)) ? 0 : 1;
             fflush(stdout);
         }
     }

@@ -4,7 +4,8 @@
  *
  * A block's 256 threads are fibres. At each warp or block operation a fibre leaves its operands and yields until its
  * companions have come; the last one computes for all. Fibres that meet at different operations are reported: that is
- * a divergence which would hang or garble on a card. Copies are done at once; barriers count as the real ones do.
+ * a divergence which would hang or garble on a card. Barriers count as the real ones do. Warps run at uneven speeds and
+ * bulk copies take a while, both pseudo-random: what holds only when warps keep step fails here too.
  */
 #ifndef EPIMEM_KERNELS_CUDA_ATTEND_DEVICE_CUH
 #define EPIMEM_KERNELS_CUDA_ATTEND_DEVICE_CUH
@@ -15,6 +16,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <ucontext.h>
+
+#include <vector>
 
 #define __device__
 #define __host__
@@ -61,6 +64,13 @@ struct dim {
     int x;
 };
 
+/* A bulk copy on its way. */
+struct copy {
+    uint32_t dst, bytes, barrier;
+    uint64_t src;
+    int due;
+};
+
 struct block_state {
     ucontext_t main, fibres[THREADS];
     char *stacks;
@@ -68,6 +78,11 @@ struct block_state {
     int current;
     dim block;
     meeting warps[WARPS], all;
+    bool (*may_go_on[THREADS])(const void *argument); /* of threads that wait */
+    const void *argument[THREADS];
+    int sweep, asleep_until[WARPS]; /* a sweep lets every thread go on once */
+    uint64_t random;
+    std::vector<copy> copies;
     void (*body)(const void *parameters);
     const void *parameters;
 };
@@ -77,6 +92,19 @@ inline block_state state;
 inline void yield_fibre()
 {
     swapcontext(&state.fibres[state.current], &state.main);
+}
+
+/* The current thread waits until condition() holds. */
+template <class F> void wait_until(F condition)
+{
+    const int thread = state.current;
+    if (condition()) {
+        return;
+    }
+    state.argument[thread] = &condition;
+    state.may_go_on[thread] = [](const void *argument) { return (*static_cast<const F *>(argument))(); };
+    yield_fibre();
+    state.may_go_on[thread] = nullptr;
 }
 
 inline void failed(const char *what)
@@ -99,9 +127,7 @@ template <class F> void meet(meeting &m, int first, int expected, int operation,
         m.arrived = 0;
         m.generation++;
     } else {
-        while (m.generation == generation) {
-            yield_fibre();
-        }
+        wait_until([&m, generation] { return m.generation != generation; });
     }
 }
 
@@ -132,6 +158,42 @@ inline void entry()
     yield_fibre();
 }
 
+inline int random_below(int n)
+{
+    state.random = state.random * 6364136223846793005u + 1442695040888963407u;
+    return static_cast<int>((state.random >> 33) % static_cast<uint64_t>(n));
+}
+
+void finish_copies();
+
+inline void run_sweep()
+{
+    state.sweep++;
+    finish_copies();
+    for (int warp = 0; warp < WARPS; warp++) {
+        if (random_below(1000) == 0) {
+            state.asleep_until[warp] = state.sweep + random_below(1500);
+        }
+    }
+    for (int t = 0; t < THREADS; t++) {
+        if (!state.ended[t] && state.asleep_until[t / LANES] <= state.sweep &&
+                (state.may_go_on[t] == nullptr || state.may_go_on[t](state.argument[t]))) {
+            state.current = t;
+            swapcontext(&state.main, &state.fibres[t]);
+        }
+    }
+}
+
+inline bool all_ended()
+{
+    for (int t = 0; t < THREADS; t++) {
+        if (!state.ended[t]) {
+            return false;
+        }
+    }
+    return true;
+}
+
 /* Runs `body` as a grid of blocks, one after the other. */
 inline void run(int blocks, void (*body)(const void *), const void *parameters, uint8_t *shared)
 {
@@ -151,15 +213,8 @@ inline void run(int blocks, void (*body)(const void *), const void *parameters, 
             makecontext(&state.fibres[t], entry, 0);
             state.ended[t] = false;
         }
-        for (int left = THREADS; left > 0;) {
-            left = 0;
-            for (int t = 0; t < THREADS; t++) {
-                if (!state.ended[t]) {
-                    state.current = t;
-                    swapcontext(&state.main, &state.fibres[t]);
-                    left += state.ended[t] ? 0 : 1;
-                }
-            }
+        while (!all_ended()) {
+            run_sweep();
         }
     }
 }
@@ -527,9 +582,7 @@ inline void barrier_arrive(uint32_t barrier)
 
 inline void barrier_wait(uint32_t barrier, uint32_t parity)
 {
-    while (barrier_at(barrier).phase == parity) {
-        emulated::yield_fibre();
-    }
+    emulated::wait_until([barrier, parity] { return barrier_at(barrier).phase != parity; });
 }
 
 inline void fence_barrier_init() {}
@@ -546,10 +599,8 @@ inline void copy_bulk(uint32_t dst, uint64_t src, uint32_t bytes, uint32_t barri
     if (dst % 16 != 0 || src % 16 != 0 || bytes % 16 != 0) {
         emulated::failed("bulk copy not aligned");
     }
-    memcpy(shared + dst, reinterpret_cast<const void *>(src), bytes);
-    emulated_barrier &b = barrier_at(barrier);
-    b.bytes -= static_cast<int32_t>(bytes);
-    emulated_complete(b);
+    emulated::state.copies.push_back(
+            {dst, bytes, barrier, src, emulated::state.sweep + emulated::random_below(300)});
 }
 
 inline void copy_16(uint32_t dst, uint64_t src)
@@ -565,10 +616,31 @@ inline void barrier_arrive_after_copies(uint32_t barrier)
     barrier_arrive(barrier);
 }
 
+inline void wait_shared_byte(uint32_t address, uint32_t byte)
+{
+    emulated::wait_until([address, byte] { return shared[address] == byte; });
+}
+
 inline void let_next_kernel_start() {}
 
 inline void wait_for_previous_kernel() {}
 
 } // namespace attend
+
+inline void emulated::finish_copies()
+{
+    std::vector<copy> later;
+    for (const copy &c : state.copies) {
+        if (c.due > state.sweep) {
+            later.push_back(c);
+            continue;
+        }
+        memcpy(attend::shared + c.dst, reinterpret_cast<const void *>(c.src), c.bytes);
+        attend::emulated_barrier &b = attend::barrier_at(c.barrier);
+        b.bytes -= static_cast<int32_t>(c.bytes);
+        attend::emulated_complete(b);
+    }
+    state.copies.swap(later);
+}
 
 #endif
