@@ -27,6 +27,8 @@ typedef struct agent_options {
     const char *chat_template;    /* name; NULL: recognised from the model file */
     const char *alias;            /* model name shown to clients; NULL: from the file */
     int threads;                  /* <= 0: one per core */
+    const char *device;           /* "cpu", "cuda" or "auto"; NULL: auto, which is cuda if there is one */
+    uint64_t device_bytes;        /* of its memory; 0: nine tenths of what is free */
     int64_t context_tokens;       /* 0: the model's */
     int64_t recall_tokens; /* budget of recalled rows, and up to how many tokens a session is attended whole;
                                 * 0: 512, and a quarter of the context */

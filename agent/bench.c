@@ -15,6 +15,7 @@ static const char help[] =
         "Measures prefill and decode behind a history of coded keys and values.\n\n"
         "  -m, --model FILE       GGUF\n"
         "  -t, --threads N        threads; default one per core\n"
+        "      --device NAME      cpu, cuda or auto (default: cuda if there is one)\n"
         "  -p, --prefill N        tokens of a prefill test; default 512\n"
         "  -n, --decode N         tokens of a decode test; default 64\n"
         "  -d, --depth A,B,...    tokens of history, rounded down to 0 or 64 + 256 k; default 0\n"
@@ -24,7 +25,7 @@ static const char help[] =
         "      --json             a line of JSON per test\n";
 
 typedef struct bench_options {
-    const char *model, *codec, *calibration;
+    const char *model, *codec, *calibration, *device;
     int threads, prefill, decode, repeats, n_depths;
     int64_t depth[DEPTHS_MAX];
     bool json;
@@ -94,7 +95,7 @@ static void report(const bench *b, const char *test, int64_t depth, double *spee
         (void)printf("{\"test\":\"%s\",\"depth\":%lld,\"tokens_per_s_median\":%.1f,\"tokens_per_s_min\":%.1f,"
                      "\"tokens_per_s_max\":%.1f,\"threads\":%d,\"codec\":\"%s\",\"arithmetic\":\"%s\"}\n",
                 test, (long long)depth, median, speed[0], speed[n - 1], krn_pool_threads(b->pool),
-                kvq_codec_name(b->codec), krn_numeric_abi());
+                kvq_codec_name(b->codec), model_arithmetic(b->model));
     } else {
         (void)printf("%-8s depth %6lld  %8.1f tokens/s  (%.1f to %.1f)\n", test, (long long)depth, median,
                 speed[0], speed[n - 1]);
@@ -148,6 +149,7 @@ static status run(bench *b, err *e)
 {
     TRY(krn_pool_open(b->o.threads, &b->pool, e));
     TRY(model_open(b->pool, b->o.model, &b->model, e));
+    TRY(model_set_device(b->model, b->o.device, 0, e));
     const model_config *c = model_get_config(b->model);
     b->shape = (kvq_shape){.layers = c->layers, .kv_heads = c->kv_heads, .d = c->d};
     if (b->o.calibration != NULL) {
@@ -207,6 +209,9 @@ static bool parse_option(int c, const char *value, bench_options *o)
     case 'b':
         o->calibration = value;
         break;
+    case 'v':
+        o->device = value;
+        break;
     case 'j':
         o->json = true;
         break;
@@ -240,7 +245,7 @@ int agent_bench_main(int argc, char **argv)
             {"decode", required_argument, NULL, 'n'}, {"depth", required_argument, NULL, 'd'},
             {"repeat", required_argument, NULL, 'r'}, {"codec", required_argument, NULL, 'k'},
             {"calibration", required_argument, NULL, 'b'}, {"json", no_argument, NULL, 'j'},
-            {"help", no_argument, NULL, 'h'}, {0}};
+            {"device", required_argument, NULL, 'v'}, {"help", no_argument, NULL, 'h'}, {0}};
     bench b = {.o = {.codec = "turboquant", .prefill = 512, .decode = 64, .repeats = 5, .n_depths = 1}};
     int c;
     while ((c = getopt_long(argc, argv, "m:t:p:n:d:r:h", options, NULL)) !=

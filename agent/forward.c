@@ -33,6 +33,7 @@ struct model_scratch {
     krn_attend_head *heads;    /* [K] */
     uint16_t **new_k, **new_v; /* [K] */
     void *workspace;
+    device_scratch *on_device; /* instead of all the others; NULL: the model runs here */
 };
 
 /* What the row tasks of one step need. */
@@ -378,6 +379,9 @@ status model_forward(const model *m, model_scratch *s, const model_run *runs, in
     if (n == 0) {
         return ST_OK;
     }
+    if (s->on_device != NULL) {
+        return device_forward(s->on_device, runs, n_runs, n, e);
+    }
     step st = {.s = s, .norm = m->layers[0].attention_norm, .n = n};
     embed(s, runs, n_runs);
     for_runs(s, runs, n_runs, compute_angles, 0);
@@ -450,9 +454,14 @@ status model_scratch_open(const model *m, int max_rows, model_scratch **out, err
     }
     s->m = m;
     s->max_rows = max_rows;
-    status st = krn_rows_open(max_rows, widest(&m->config), &s->in, e);
-    if (st == ST_OK && (st = open_buffers(s)) != ST_OK) {
-        st = FAIL(e, st, "out of memory for a forward pass of %d rows", max_rows);
+    status st = ST_OK;
+    if (m->device != NULL) {
+        st = device_scratch_open(m, max_rows, &s->on_device, e);
+    } else {
+        st = krn_rows_open(max_rows, widest(&m->config), &s->in, e);
+        if (st == ST_OK && (st = open_buffers(s)) != ST_OK) {
+            st = FAIL(e, st, "out of memory for a forward pass of %d rows", max_rows);
+        }
     }
     if (st != ST_OK) {
         model_scratch_close(s);
@@ -478,5 +487,6 @@ void model_scratch_close(model_scratch *s)
     base_free(s->new_v);
     base_free(s->workspace);
     krn_rows_close(s->in);
+    device_scratch_close(s->on_device);
     base_free(s);
 }

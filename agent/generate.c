@@ -35,6 +35,7 @@ static const char help[] =
         "      --exact               float32 reference pass instead of the quantised one (slow)\n"
         "      --chat-template NAME  chatml, llama3, mistral, gemma, phi3 or zephyr (default: what the file "
         "holds)\n"
+        "      --device NAME         cpu (default), cuda or auto\n"
         "  -t, --threads N           threads (default: one per core)\n"
         "  -h, --help                show this help\n";
 

@@ -334,6 +334,7 @@ void model_close(model *m)
         close_layer(&m->layers[i]);
     }
     close_matrix(&m->output);
+    model_device_close(m->device);
     base_free(m->layers);
     base_free(m->output_norm);
     base_free(m->inv_freq);

@@ -6,7 +6,7 @@
 #include "kernels/kernels.h"
 #include "kvq/kvq.h"
 
-typedef struct model model; /* immutable after open; shared */
+typedef struct model model; /* immutable once open and placed; shared */
 
 typedef struct model_config {
     char architecture[16]; /* llama, qwen2, qwen3 */
@@ -28,6 +28,19 @@ const model_config *model_get_config(const model *m);
 const gguf *model_gguf(const model *m);     /* for the tokenizer and the template */
 uint64_t model_fingerprint(const model *m); /* XXH3 over all weights and RoPE settings, computed at open */
 
+/* Memory that spans lie in, for a device that keeps copies of it. */
+typedef struct model_kv_part {
+    uint64_t id; /* of this memory and what is in it: never used again; rows are only added */
+    krn_span_kind kind;
+    int rows;    /* filled, a run's new ones counted in: they are the last ones of the last part */
+    int variant; /* as in krn_span, like the next two */
+    int64_t first_position;
+    bool visible_to_all;
+    const void *k, *v; /* PAGE: k is a column (kvq.h); BF16: rows [rows][d] of layer 0, head 0 */
+    size_t bytes;      /* PAGE: of the column; BF16: from one (layer, head) to the next */
+} model_kv_part;
+uint64_t model_kv_next_id(void); /* any thread */
+
 /* What the forward pass needs of a session's KV. The session decides tiers; the model only writes the new rows and
  * attends. Called by the forward pass, on its thread. */
 typedef struct model_kv {
@@ -39,6 +52,11 @@ typedef struct model_kv {
     /* All spans that the rows of this run attend to, the new rows included. Asked for head by head; all heads' answers
      * of a layer are read together, so they stay valid until the next layer asks. */
     void (*spans)(void *ctx, int layer, int head, const krn_span **spans, int *n);
+    /* The same spans by the memory they lie in, in the same order; valid until the next call. */
+    void (*parts)(void *ctx, const model_kv_part **parts, int *n);
+    /* Where the page of (layer, head) begins in a column; the heads of a layer follow each other. */
+    size_t (*page_at)(void *ctx, int layer, int head);
+    uint64_t space_id; /* the same where space() answers the same; 0: model space everywhere */
     /* Query variants of this run: shift[i] is taken off the position, sharpness multiplies the logits. */
     int n_variants;
     const int64_t *shift;
@@ -59,6 +77,21 @@ typedef struct model_run {
     int n_logits;  /* logits are wanted for the last n_logits rows */
     float *logits; /* [n_logits][vocab] */
 } model_run;
+
+/* Chooses where forward passes run, before the first scratch is opened: "cpu", "cuda", or "auto" (also NULL), which takes
+ * the CUDA device if there is one and says so in the log if there is none. budget_bytes of device memory for weights,
+ * scratch and copies of KV; 0: nine tenths of what is free. ST_ERR_NOT_FOUND, ST_ERR_UNSUPPORTED: no such device, or a
+ * build without CUDA; ST_ERR_MEMORY with the numbers when the model does not fit. */
+status model_set_device(model *m, const char *device, uint64_t budget_bytes, err *e);
+const char *model_arithmetic(const model *m); /* what KV is computed with: krn_numeric_abi(), or "cuda-1" */
+/* Device memory in use, and what became of KV copies there; zeros on the CPU. */
+typedef struct model_device_usage {
+    uint64_t budget_bytes, used_bytes, weight_bytes;
+    uint64_t cache_bytes;            /* of copies of KV */
+    uint64_t page_hits, page_misses; /* columns that a pass attended to: already there, or sent */
+    uint64_t bytes_sent;             /* of KV to the device */
+} model_device_usage;
+model_device_usage model_get_device_usage(const model *m);
 
 /* Scratch for forward passes of up to max_rows rows in all runs together. */
 typedef struct model_scratch model_scratch;

@@ -31,7 +31,21 @@ struct model {
     model_layer *layers;
     double *inv_freq; /* config.rope.inv_freq */
     uint64_t fingerprint;
+    struct model_device *device; /* where forward passes run; NULL: here */
 };
+
+/* ---- the model on a CUDA device: model_cuda.c, or model_nocuda.c that knows no device ---- */
+
+typedef struct model_device model_device;
+typedef struct device_scratch device_scratch;
+status model_device_open(const model *m, uint64_t budget_bytes, model_device **out, err *e);
+void model_device_close(model_device *d);
+const char *model_device_name(const model_device *d);
+model_device_usage model_device_get_usage(const model_device *d);
+status device_scratch_open(const model *m, int max_rows, device_scratch **out, err *e);
+void device_scratch_close(device_scratch *s);
+/* As model_forward; the runs have been checked and have n >= 1 rows. */
+status device_forward(device_scratch *s, const model_run *runs, int n_runs, int n, err *e);
 
 /* Fills config but for what the tensors say (vocab, tied_output, qkv_bias, qk_norm) and rope. */
 status model_read_config(const gguf *g, model_config *config, err *e);

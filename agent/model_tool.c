@@ -16,7 +16,8 @@ int model_tool_arguments(model_tool *t, int argc, char **argv, const char *help)
 {
     static const struct option options[] = {{"model", required_argument, NULL, 'm'},
             {"exact", no_argument, NULL, 'x'}, {"threads", required_argument, NULL, 't'},
-            {"chat-template", required_argument, NULL, 'c'}, {"help", no_argument, NULL, 'h'}, {0}};
+            {"chat-template", required_argument, NULL, 'c'}, {"device", required_argument, NULL, 'd'},
+            {"help", no_argument, NULL, 'h'}, {0}};
     int option;
     optind = 1;
     while ((option = getopt_long(argc, argv, "m:t:h", options, NULL)) != -1) {
@@ -31,6 +32,9 @@ int model_tool_arguments(model_tool *t, int argc, char **argv, const char *help)
             break;
         case 'c':
             t->template_name = optarg;
+            break;
+        case 'd':
+            t->device = optarg;
             break;
         case 't':
             threads = strtol(optarg, &end, 10);
@@ -59,6 +63,7 @@ static status open_parts(model_tool *t, int max_rows, err *e)
     if (gguf_has(model_gguf(t->m), "tokenizer.ggml.tokens")) {
         TRY(tokenizer_open(model_gguf(t->m), &t->tok, e));
     }
+    TRY(model_set_device(t->m, t->exact || t->device == NULL ? "cpu" : t->device, 0, e));
     return t->exact ? ST_OK : model_scratch_open(t->m, max_rows, &t->scratch, e);
 }
 

@@ -11,6 +11,7 @@ typedef struct model_tool {
     const char *model_path, *template_name;
     bool exact;             /* the specification's pass instead of the product's */
     bool float_activations; /* model_open_float instead of model_open */
+    const char *device;     /* as for model_set_device, but that NULL is the CPU */
     int threads;
     krn_pool *pool;
     model *m;

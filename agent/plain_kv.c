@@ -9,6 +9,7 @@ struct plain_kv {
     int64_t tokens, new_from, max_tokens;
     uint16_t *k, *v; /* [layer][head][max_tokens][d] */
     krn_span *spans; /* [head]; valid until the next layer asks */
+    model_kv_part part;
     int64_t shift;
     float sharpness;
 };
@@ -49,6 +50,26 @@ static void plain_spans(void *ctx, int layer, int head, const krn_span **spans, 
     *n = 1;
 }
 
+static void plain_parts(void *ctx, const model_kv_part **parts, int *n)
+{
+    plain_kv *p = ctx;
+    p->part.kind = KRN_SPAN_BF16;
+    p->part.rows = (int)p->tokens;
+    p->part.k = p->k;
+    p->part.v = p->v;
+    p->part.bytes = row_at(p, 0, 1, 0) * sizeof *p->k;
+    *parts = &p->part;
+    *n = 1;
+}
+
+static size_t plain_page_at(void *ctx, int layer, int head)
+{
+    (void)ctx;
+    (void)layer;
+    (void)head;
+    return 0;
+}
+
 status plain_kv_open(const model *m, int64_t max_tokens, plain_kv **out, err *e)
 {
     const model_config *c = model_get_config(m);
@@ -70,11 +91,14 @@ status plain_kv_open(const model *m, int64_t max_tokens, plain_kv **out, err *e)
     p->d = c->d;
     p->max_tokens = max_tokens;
     p->sharpness = 1.0f;
+    p->part.id = model_kv_next_id();
     p->view = (model_kv){
             .ctx = p,
             .space = plain_space,
             .new_rows = plain_new_rows,
             .spans = plain_spans,
+            .parts = plain_parts,
+            .page_at = plain_page_at,
             .n_variants = 1,
             .shift = &p->shift,
             .sharpness = &p->sharpness,
@@ -107,6 +131,7 @@ const model_kv *plain_kv_prepare(plain_kv *p, int n_new)
 void plain_kv_reset(plain_kv *p)
 {
     p->tokens = p->new_from = 0;
+    p->part.id = model_kv_next_id();
 }
 
 int64_t plain_kv_tokens(const plain_kv *p)

@@ -29,6 +29,7 @@ static const char help[] =
         "\n"
         "  -m, --model FILE    GGUF file\n"
         "      --exact         float32 reference pass instead of the quantised one with a BF16 cache (slow)\n"
+        "      --device NAME   cpu (default), cuda or auto\n"
         "  -t, --threads N     threads (default: one per core)\n"
         "  -h, --help          show this help\n";
 

@@ -6,11 +6,17 @@
 
 struct tiers_column {
     atomic_int refs;
+    uint64_t id; /* model_kv_next_id */
     size_t bytes;
     uint8_t *data;
 };
 
 enum { VARIANT_WINDOW, VARIANT_PINNED, VARIANT_FIRST_PIECE };
+
+typedef struct exact_block {
+    uint16_t *rows; /* [layer][head][K, V][256][d] */
+    uint64_t id;    /* model_kv_next_id */
+} exact_block;
 
 struct tiers {
     const kvq_codec *codec;
@@ -20,8 +26,9 @@ struct tiers {
     void *load_ctx;
 
     int64_t tokens;
-    uint16_t *sinks;   /* [layer][head][K, V][64][d] */
-    uint16_t **blocks; /* BF16 blocks first_block .. first_block + n_blocks: [layer][head][K, V][256][d] */
+    uint16_t *sinks; /* [layer][head][K, V][64][d] */
+    uint64_t sinks_id;
+    exact_block *blocks; /* BF16 blocks first_block .. first_block + n_blocks */
     int64_t first_block;
     size_t n_blocks, blocks_cap;
     tiers_column **columns; /* coded ones; NULL when only stored */
@@ -38,6 +45,9 @@ struct tiers {
     size_t shift_cap, sharpness_cap;
     krn_span *spans; /* [head][spans_max] */
     size_t spans_cap, spans_max;
+    model_kv_part *parts;
+    size_t parts_cap;
+    int n_parts;
 };
 
 /* ---- columns ---- */
@@ -54,6 +64,7 @@ tiers_column *tiers_column_create(size_t bytes)
         return NULL;
     }
     atomic_init(&c->refs, 1);
+    c->id = model_kv_next_id();
     c->bytes = bytes;
     return c;
 }
@@ -77,67 +88,6 @@ uint8_t *tiers_column_data(tiers_column *c)
     return c->data;
 }
 
-/* ---- views ---- */
-
-bool tiers_view_is_plain(const tiers_view *v)
-{
-    return v->window_from <= TIERS_SINK_TOKENS;
-}
-
-status tiers_view_copy(const tiers_view *v, tiers_view *out)
-{
-    tiers_view copy = *v;
-    copy.pieces = NULL;
-    if (v->n_pieces > 0) {
-        copy.pieces = base_zalloc((size_t)v->n_pieces, sizeof *copy.pieces);
-        if (copy.pieces == NULL) {
-            return ST_ERR_MEMORY;
-        }
-        memcpy(copy.pieces, v->pieces, (size_t)v->n_pieces * sizeof *copy.pieces);
-    }
-    *out = copy;
-    return ST_OK;
-}
-
-void tiers_view_free(tiers_view *v)
-{
-    base_free(v->pieces);
-    *v = (tiers_view){0};
-}
-
-static bool pieces_equal(const tiers_view *a, const tiers_view *b)
-{
-    bool equal = a->n_pieces == b->n_pieces;
-    for (int i = 0; equal && i < a->n_pieces; i++) {
-        const ep_piece *p = &a->pieces[i], *q = &b->pieces[i];
-        equal = p->first_token == q->first_token && p->rows == q->rows && p->at == q->at;
-    }
-    return equal;
-}
-
-bool tiers_view_equal(const tiers_view *a, const tiers_view *b)
-{
-    if (tiers_view_is_plain(a) && tiers_view_is_plain(b)) {
-        return true;
-    }
-    return a->window_from == b->window_from && a->pinned_end == b->pinned_end &&
-            !(a->sharpness < b->sharpness) && !(a->sharpness > b->sharpness) && pieces_equal(a, b);
-}
-
-static int64_t view_pinned(const tiers_view *v)
-{
-    int64_t end = v->pinned_end < v->window_from ? v->pinned_end : v->window_from;
-    return end < TIERS_SINK_TOKENS ? TIERS_SINK_TOKENS : end;
-}
-
-int64_t tiers_view_position(const tiers_view *v, int64_t token)
-{
-    if (tiers_view_is_plain(v)) {
-        return token;
-    }
-    return token - v->window_from + view_pinned(v) + v->piece_rows;
-}
-
 /* ---- life ---- */
 
 status tiers_open(const kvq_codec *codec,
@@ -158,6 +108,7 @@ status tiers_open(const kvq_codec *codec,
     t->load = load;
     t->load_ctx = load_ctx;
     t->view.window_from = TIERS_SINK_TOKENS;
+    t->sinks_id = model_kv_next_id();
     t->sinks = base_zalloc((size_t)shape->layers * (size_t)shape->kv_heads * 2 * TIERS_SINK_TOKENS,
             (size_t)shape->d * sizeof *t->sinks);
     if (t->sinks == NULL) {
@@ -188,7 +139,7 @@ void tiers_reset(tiers *t)
 {
     tiers_forget_view(t);
     for (size_t i = 0; i < t->n_blocks; i++) {
-        base_free(t->blocks[i]);
+        base_free(t->blocks[i].rows);
     }
     for (size_t i = 0; i < t->n_columns; i++) {
         tiers_column_unref(t->columns[i]);
@@ -196,6 +147,7 @@ void tiers_reset(tiers *t)
     t->n_blocks = t->n_columns = 0;
     t->first_block = 0;
     t->tokens = 0;
+    t->sinks_id = model_kv_next_id();
 }
 
 void tiers_close(tiers *t)
@@ -210,6 +162,7 @@ void tiers_close(tiers *t)
     base_free(t->shift);
     base_free(t->sharpness);
     base_free(t->spans);
+    base_free(t->parts);
     base_free(t);
 }
 
@@ -306,7 +259,7 @@ static status seal_block(tiers *t, int64_t block, err *e)
     }
     t->columns = columns;
     REQUIRE((int64_t)t->n_columns == 2 * block && block >= t->first_block);
-    encode_job job = {.t = t, .block = t->blocks[block - t->first_block]};
+    encode_job job = {.t = t, .block = t->blocks[block - t->first_block].rows};
     for (int i = 0; i < 2; i++) {
         job.column[i] = tiers_column_create(kvq_column_bytes(t->codec));
     }
@@ -452,7 +405,7 @@ status tiers_set_view(tiers *t, const tiers_view *v, err *e)
     TRY(tiers_seal(t, e));
     int64_t window_column = (v->window_from - TIERS_SINK_TOKENS) / TIERS_COLUMN_TOKENS;
     int64_t pinned_columns =
-            (view_pinned(v) - TIERS_SINK_TOKENS + TIERS_COLUMN_TOKENS - 1) / TIERS_COLUMN_TOKENS;
+            (tiers_view_pinned(v) - TIERS_SINK_TOKENS + TIERS_COLUMN_TOKENS - 1) / TIERS_COLUMN_TOKENS;
     if (!tiers_view_is_plain(v)) {
         TRY(need_columns(t, 0, pinned_columns < window_column ? pinned_columns : window_column, e));
     }
@@ -507,7 +460,7 @@ static void rows_of_run(void *ctx, int layer, int head, uint16_t **k, uint16_t *
 {
     const tiers *t = ctx;
     int64_t block = tiers_block_of(t->tokens);
-    uint16_t *area = block < 0 ? t->sinks : t->blocks[block - t->first_block];
+    uint16_t *area = block < 0 ? t->sinks : t->blocks[block - t->first_block].rows;
     int rows = block < 0 ? TIERS_SINK_TOKENS : TIERS_BLOCK_TOKENS;
     int64_t first = block < 0 ? t->tokens : t->tokens - tiers_block_start(block);
     size_t skip = (size_t)first * (size_t)t->shape.d;
@@ -515,67 +468,103 @@ static void rows_of_run(void *ctx, int layer, int head, uint16_t **k, uint16_t *
     *v = head_rows(t, area, rows, layer, head, true) + skip;
 }
 
-static krn_span exact_span(const tiers *t,
-        uint16_t *area,
-        int area_rows,
-        int rows,
-        int64_t first,
-        int layer,
-        int head,
-        int variant)
+/* BF16 rows [first, first + rows) in an area of `area_rows`. */
+static model_kv_part exact_part(
+        const tiers *t, uint64_t id, uint16_t *area, int area_rows, int64_t rows, int64_t first, int variant)
 {
-    return (krn_span){.kind = KRN_SPAN_BF16,
-            .rows = rows,
+    return (model_kv_part){.id = id,
+            .kind = KRN_SPAN_BF16,
+            .rows = (int)rows,
             .variant = variant,
-            .k = head_rows(t, area, area_rows, layer, head, false),
-            .v = head_rows(t, area, area_rows, layer, head, true),
-            .first_position = first};
+            .first_position = first,
+            .k = area,
+            .v = head_rows(t, area, area_rows, 0, 0, true),
+            .bytes = head_elements(t, area_rows) * sizeof *area};
 }
 
-static krn_span coded_span(const tiers *t, tiers_column *c, int rows, int layer, int head, int variant)
+static model_kv_part coded_part(const tiers *t, const tiers_column *c, int64_t rows, int variant)
 {
-    krn_span s = kvq_span(t->codec, layer, head, c->data, rows);
-    s.variant = variant;
-    s.visible_to_all = true;
-    return s;
+    krn_span span = kvq_span(t->codec, 0, 0, c->data, (int)rows);
+    return (model_kv_part){.id = c->id,
+            .kind = span.kind,
+            .rows = (int)rows,
+            .variant = variant,
+            .visible_to_all = true,
+            .k = c->data,
+            .v = span.v,
+            .bytes = span.kind == KRN_SPAN_PAGE ? c->bytes : c->bytes / pages_of(t)};
 }
 
 /* Order in the softmax: sinks, rest of the system prompt, recalled pieces, coded window, exact blocks. */
-static void spans_of_head(void *ctx, int layer, int head, const krn_span **out, int *n_out)
+static int list_parts(tiers *t)
 {
-    tiers *t = ctx;
-    krn_span *spans = t->spans + (size_t)head * t->spans_max;
+    model_kv_part *parts = t->parts;
     size_t n = 0;
     int64_t end = t->tokens + t->run_rows, block = tiers_block_of(t->tokens);
     bool plain = tiers_view_is_plain(&t->view);
     int64_t sinks = end < TIERS_SINK_TOKENS ? end : TIERS_SINK_TOKENS;
-    spans[n++] = exact_span(t, t->sinks, TIERS_SINK_TOKENS, (int)sinks, 0, layer, head,
-            plain ? VARIANT_WINDOW : VARIANT_PINNED);
+    parts[n++] = exact_part(
+            t, t->sinks_id, t->sinks, TIERS_SINK_TOKENS, sinks, 0, plain ? VARIANT_WINDOW : VARIANT_PINNED);
     int64_t window_column = (t->view.window_from - TIERS_SINK_TOKENS) / TIERS_COLUMN_TOKENS;
     if (!plain) {
-        int64_t pinned = view_pinned(&t->view);
+        int64_t pinned = tiers_view_pinned(&t->view);
         for (int64_t c = 0; c < window_column && tiers_column_start(c) < pinned; c++) {
             int64_t rows = pinned - tiers_column_start(c);
             rows = rows < TIERS_COLUMN_TOKENS ? rows : TIERS_COLUMN_TOKENS;
-            spans[n++] = coded_span(t, t->columns[c], (int)rows, layer, head, VARIANT_PINNED);
+            parts[n++] = coded_part(t, t->columns[c], rows, VARIANT_PINNED);
         }
         for (int i = 0; i < t->view.n_pieces; i++) {
-            spans[n++] = coded_span(
-                    t, t->gathered[i], t->view.pieces[i].rows, layer, head, VARIANT_FIRST_PIECE + i);
+            parts[n++] = coded_part(t, t->gathered[i], t->view.pieces[i].rows, VARIANT_FIRST_PIECE + i);
         }
     }
     for (int64_t c = window_column < 0 ? 0 : window_column; c < 2 * (block - 1); c++) {
-        spans[n++] = coded_span(t, t->columns[c], TIERS_COLUMN_TOKENS, layer, head, VARIANT_WINDOW);
+        parts[n++] = coded_part(t, t->columns[c], TIERS_COLUMN_TOKENS, VARIANT_WINDOW);
     }
     for (int64_t b = block < 1 ? 0 : block - 1; b <= block; b++) {
         int64_t first = tiers_block_start(b), rows = end - first;
-        spans[n++] = exact_span(t, t->blocks[b - t->first_block], TIERS_BLOCK_TOKENS,
-                (int)(rows < TIERS_BLOCK_TOKENS ? rows : TIERS_BLOCK_TOKENS), first, layer, head,
-                VARIANT_WINDOW);
+        const exact_block *exact = &t->blocks[b - t->first_block];
+        parts[n++] = exact_part(t, exact->id, exact->rows, TIERS_BLOCK_TOKENS,
+                rows < TIERS_BLOCK_TOKENS ? rows : TIERS_BLOCK_TOKENS, first, VARIANT_WINDOW);
     }
     REQUIRE(n <= t->spans_max);
+    return (int)n;
+}
+
+static void parts_of_run(void *ctx, const model_kv_part **out, int *n_out)
+{
+    tiers *t = ctx;
+    *out = t->parts;
+    *n_out = t->n_parts;
+}
+
+static size_t page_of_head(void *ctx, int layer, int head)
+{
+    const tiers *t = ctx;
+    return kvq_page_at(t->codec, layer, head);
+}
+
+static void spans_of_head(void *ctx, int layer, int head, const krn_span **out, int *n_out)
+{
+    tiers *t = ctx;
+    krn_span *spans = t->spans + (size_t)head * t->spans_max;
+    size_t page = (size_t)layer * (size_t)t->shape.kv_heads + (size_t)head;
+    for (int i = 0; i < t->n_parts; i++) {
+        const model_kv_part *p = &t->parts[i];
+        if (p->visible_to_all) {
+            spans[i] = kvq_span(t->codec, layer, head, p->k, p->rows);
+        } else {
+            size_t at = page * p->bytes;
+            spans[i] = (krn_span){.kind = KRN_SPAN_BF16,
+                    .rows = p->rows,
+                    .k = (const uint8_t *)p->k + at,
+                    .v = (const uint8_t *)p->v + at,
+                    .first_position = p->first_position};
+        }
+        spans[i].variant = p->variant;
+        spans[i].visible_to_all = p->visible_to_all;
+    }
     *out = spans;
-    *n_out = (int)n;
+    *n_out = t->n_parts;
 }
 
 /* Variant table of the current view: shifts derived in tiers_internal.h. */
@@ -596,7 +585,7 @@ static status fill_variants(tiers *t, err *e)
     t->shift[VARIANT_WINDOW] = 0;
     t->sharpness[VARIANT_WINDOW] = 1.0f;
     if (n > 1) {
-        t->shift[VARIANT_PINNED] = v->window_from - view_pinned(v) - v->piece_rows;
+        t->shift[VARIANT_PINNED] = v->window_from - tiers_view_pinned(v) - v->piece_rows;
         t->sharpness[VARIANT_PINNED] = 1.0f;
     }
     for (int i = 0; n > 1 && i < v->n_pieces; i++) {
@@ -626,7 +615,7 @@ static status need_block(tiers *t, int64_t block, err *e)
         if (area == NULL) {
             return FAIL(e, ST_ERR_MEMORY, "no memory for a block of %zu bytes", block_bytes(t));
         }
-        t->blocks[t->n_blocks++] = area;
+        t->blocks[t->n_blocks++] = (exact_block){.rows = area, .id = model_kv_next_id()};
     }
     return ST_OK;
 }
@@ -648,11 +637,20 @@ status tiers_prepare(tiers *t, int n, const model_kv **out, err *e)
     }
     t->spans = spans;
     t->spans_max = t->spans_cap / heads;
+    void *parts = t->parts;
+    if (base_grow(&parts, &t->parts_cap, most, 1u << 24, sizeof *t->parts) != ST_OK) {
+        return FAIL(e, ST_ERR_MEMORY, "no memory for %zu parts", most);
+    }
+    t->parts = parts;
     t->run_rows = n;
+    t->n_parts = list_parts(t);
     t->kv.ctx = t;
     t->kv.space = space_of_head;
     t->kv.new_rows = rows_of_run;
     t->kv.spans = spans_of_head;
+    t->kv.parts = parts_of_run;
+    t->kv.page_at = page_of_head;
+    t->kv.space_id = kvq_codec_fingerprint(t->codec);
     *out = &t->kv;
     return ST_OK;
 }
@@ -688,7 +686,7 @@ void tiers_drop_exact(tiers *t, int64_t before_token)
     while (t->n_blocks > 2 && t->first_block < last - 1 &&
             tiers_block_start(t->first_block + 1) <= before_token &&
             (int64_t)t->n_columns >= 2 * (t->first_block + 1)) {
-        base_free(t->blocks[0]);
+        base_free(t->blocks[0].rows);
         memmove(t->blocks, t->blocks + 1, (t->n_blocks - 1) * sizeof *t->blocks);
         t->n_blocks--;
         t->first_block++;
@@ -712,7 +710,7 @@ static uint16_t *piece_area(const tiers *t, int64_t piece, int *rows, int64_t *r
     REQUIRE(block >= t->first_block && block < t->first_block + (int64_t)t->n_blocks);
     *rows = TIERS_BLOCK_TOKENS;
     *row = token - tiers_block_start(block);
-    return t->blocks[block - t->first_block];
+    return t->blocks[block - t->first_block].rows;
 }
 
 static void move_piece(const tiers *t, int64_t piece, uint8_t *bytes, bool export)
@@ -786,7 +784,7 @@ status tiers_fork(tiers *t, tiers *from, int64_t tokens, err *e)
     TRY(tiers_restore(t, tokens, 2 * before, tiers_block_start(before), e));
     memcpy(t->sinks, from->sinks, pages_of(t) * head_elements(t, TIERS_SINK_TOKENS) * sizeof(uint16_t));
     for (int64_t b = before; b < block; b++) {
-        memcpy(t->blocks[b - t->first_block], from->blocks[b - from->first_block], block_bytes(t));
+        memcpy(t->blocks[b - t->first_block].rows, from->blocks[b - from->first_block].rows, block_bytes(t));
     }
     for (size_t i = 0; i < t->n_columns; i++) {
         TRY(need_column(from, (int64_t)i, e));

@@ -74,6 +74,8 @@ bool tiers_view_is_plain(const tiers_view *v);
 status tiers_view_copy(const tiers_view *v, tiers_view *out);
 void tiers_view_free(tiers_view *v);
 bool tiers_view_equal(const tiers_view *a, const tiers_view *b);
+/* End of the pinned rows; the sinks are always among them. */
+int64_t tiers_view_pinned(const tiers_view *v);
 /* Where a token at `token` sits for the model: what must stay inside the trained context. */
 int64_t tiers_view_position(const tiers_view *v, int64_t token);
 

@@ -14,7 +14,8 @@
 typedef struct client_options {
     const char *socket, *host;
     int64_t port;
-    const char *model, *encoder, *data, *codec, *calibration, *chat_template; /* of a private server */
+    const char *model, *encoder, *data, *codec, *calibration, *chat_template,
+            *device; /* of a private server */
     int64_t threads, context_tokens, recall_tokens;
 } client_options;
 
@@ -34,6 +35,7 @@ typedef struct client_options {
             {"--calibration", NULL, "FILE", FLAG_TEXT, &(o).calibration, "and calibration"},                \
             {"--chat-template", NULL, "NAME", FLAG_TEXT, &(o).chat_template, "and chat template"},          \
             {"--threads", "-t", "N", FLAG_INTEGER, &(o).threads, "and threads"},                            \
+            {"--device", NULL, "NAME", FLAG_TEXT, &(o).device, "and device: cpu, cuda or auto"},            \
             {"--context", "-c", "N", FLAG_INTEGER, &(o).context_tokens, "and context in tokens"},           \
     {                                                                                                       \
         "--recall-tokens", NULL, "N", FLAG_INTEGER, &(o).recall_tokens, "and tokens recalled per question"  \

@@ -82,6 +82,7 @@ static void fill_arguments(arguments *a, const client_options *o, const private_
     add_text(a, "--codec", o->codec);
     add_text(a, "--calibration", o->calibration);
     add_text(a, "--chat-template", o->chat_template);
+    add_text(a, "--device", o->device);
     add_number(a, "--threads", o->threads);
     add_number(a, "--context", o->context_tokens);
     add_number(a, "--recall-tokens", o->recall_tokens);

@@ -7,10 +7,12 @@
 #include "api/config_internal.h"
 #include "api/server_internal.h"
 
+enum { LAYERS_UNSAID = INT_MIN };
+
 typedef struct serve_options {
     agent_options agent;
     const char *socket, *listen, *host;
-    int64_t port, threads, queue, parallel, connections;
+    int64_t port, threads, queue, parallel, connections, layers;
     char listen_host[256];
 } serve_options;
 
@@ -86,6 +88,9 @@ static status check_options(serve_options *o, err *e)
     TRY(check_range("--queue", o->queue, 1 << 20, e));
     TRY(check_range("--parallel", o->parallel, 1 << 16, e));
     TRY(check_range("--connections", o->connections, 1 << 20, e));
+    if (o->layers != LAYERS_UNSAID && o->agent.device == NULL) {
+        o->agent.device = o->layers == 0 ? "cpu" : "auto";
+    }
     o->agent.threads = (int)o->threads;
     o->agent.queue_max = (int)o->queue;
     o->agent.parallel_max = (int)o->parallel;
@@ -111,7 +116,7 @@ static status serve(const serve_options *o, err *e)
 
 int api_serve_main(int argc, char **argv)
 {
-    serve_options o = {.port = 8080};
+    serve_options o = {.port = 8080, .layers = LAYERS_UNSAID};
     agent_options_default(&o.agent);
     const flag flags[] = {
             {"--model", "-m", "FILE", FLAG_TEXT, &o.agent.model_path, "language model, GGUF"},
@@ -126,6 +131,11 @@ int api_serve_main(int argc, char **argv)
             {"--context", "-c", "N", FLAG_INTEGER, &o.agent.context_tokens,
                     "context in tokens; default the model's"},
             {"--threads", "-t", "N", FLAG_INTEGER, &o.threads, "threads; default one per core"},
+            {"--device", NULL, "NAME", FLAG_TEXT, &o.agent.device,
+                    "cpu, cuda or auto; default auto, which is cuda if there is one"},
+            {"--device-memory", NULL, "SIZE", FLAG_SIZE, &o.agent.device_bytes,
+                    "of the device, for weights and cache; default nine tenths of what is free"},
+            {"--n-gpu-layers", "-ngl", "N", FLAG_INTEGER, &o.layers, "as in llama.cpp: 0 is --device cpu"},
             {"--recall-tokens", NULL, "N", FLAG_INTEGER, &o.agent.recall_tokens,
                     "tokens recalled for a question, and up to how many a session is attended whole; default "
                     "512, and a quarter of the context"},

@@ -15,7 +15,7 @@ import tempfile
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 FOLDERS = ("api", "agent", "episodes", "kvq", "kernels", "store")
 PUBLIC_HEADERS = ("api/api.h", "agent/agent.h", "episodes/episodes.h", "kvq/kvq.h", "store/store.h", "kernels/kernels.h",
-                  "kernels/base.h")
+                  "kernels/base.h", "kernels/cuda/cuda.h")
 LAYOUT_HEADERS = ("kernels/fragment.h",)  # bytes that two folders must agree on: kernels and kvq
 MAY_INCLUDE = {
     "api": ("agent",),
