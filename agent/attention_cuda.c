@@ -14,7 +14,8 @@ enum {
     PARTIAL_BYTES_MIN = 64 << 20,
     TILE_BYTES = 16,
     ITEM_BYTES = 64,
-    ALIGNED = 256
+    ALIGNED = 256,
+    CAPACITY_STEP = 32
 };
 
 struct device_attention {
@@ -27,7 +28,8 @@ struct device_attention {
     size_t n_run_spans, run_spans_cap;
     size_t *first_span;      /* [max_rows + 1] of each row */
     cuda_attend_list *lists; /* [max_rows] */
-    attention_plan *groups;  /* [max_rows] */
+    int capacity; /* of items, of small passes: kept from step to step, so that recorded launches fit */
+    attention_plan *groups; /* [max_rows] */
     int n_groups;
     void *image; /* pinned */
     uint64_t image_bytes, partial_bytes;
@@ -136,7 +138,7 @@ static status add_run(device_attention *a, const model_run *run, int row, uint64
 /* Plans `n` rows from `first` on into the image from `at`; ST_ERR_LIMIT when they do not fit. */
 static status plan_group(device_attention *a, int first, int n, uint64_t at, attention_plan *out, err *e)
 {
-    cuda_attend_policy policy = {0};
+    cuda_attend_policy policy = {.items_capacity = n <= DEVICE_RECORDED_ROWS ? a->capacity : 0};
     size_t room = (size_t)(a->image_bytes - at);
     TRY(cuda_attend_plan_make(
             &a->shape, &policy, a->lists + first, n, true, (char *)a->image + at, room, &out->plan, e));
@@ -152,8 +154,29 @@ static status plan_group(device_attention *a, int first, int n, uint64_t at, att
     return ST_OK;
 }
 
+/* Keeps the capacity of items while it fits the rows and is not much too large. */
+static status choose_capacity(device_attention *a, int n, err *e)
+{
+    attention_plan natural;
+    if (n > DEVICE_RECORDED_ROWS) {
+        return ST_OK;
+    }
+    if (a->capacity > 0 && plan_group(a, 0, n, 0, &natural, e) == ST_OK &&
+            a->capacity <= 2 * natural.plan.n_items + CAPACITY_STEP) {
+        return ST_OK;
+    }
+    a->capacity = 0;
+    status st = plan_group(a, 0, n, 0, &natural, e);
+    if (st == ST_OK) {
+        int wanted = natural.plan.n_items + natural.plan.n_items / 4;
+        a->capacity = (wanted + CAPACITY_STEP - 1) / CAPACITY_STEP * CAPACITY_STEP;
+    }
+    return st == ST_ERR_LIMIT ? ST_OK : st; /* in groups, then */
+}
+
 static status plan_rows(device_attention *a, int n, err *e)
 {
+    TRY(choose_capacity(a, n, e));
     uint64_t at = 0;
     a->n_groups = 0;
     for (int first = 0, each = n; first < n;) {
@@ -197,6 +220,11 @@ status device_attention_plan(device_attention *a, const model_run *runs, int n_r
     return ST_OK;
 }
 
+const attention_plan *device_attention_single(const device_attention *a)
+{
+    return a->n_groups == 1 ? &a->groups[0] : NULL;
+}
+
 status device_attention_run(device_attention *a,
         int layer,
         int n_variants,
@@ -237,15 +265,16 @@ status device_attention_run(device_attention *a,
 /* ---- life ---- */
 
 /* Room for plans: every row may attend to the whole context, in pages, and to two blocks and the sinks in tiles of 16 rows.
- * A plan's items are at most as many as its tiles. */
+ * A row becomes about two items for each multiprocessor at most, but for those that many variants make. */
 static uint64_t image_bytes_for(const device_attention *a)
 {
     const model_config *c = &a->d->m->config;
     uint64_t tiles = (uint64_t)c->context / KRN_PAGE_ROWS + 64, rows = (uint64_t)a->max_rows;
-    uint64_t items = (tiles / 8 + 1) * (uint64_t)c->kv_heads * 2;
-    uint64_t bytes = rows * (tiles * TILE_BYTES + items * ITEM_BYTES), most = 256u << 20;
-    bytes = bytes > IMAGE_BYTES_MIN ? bytes : IMAGE_BYTES_MIN;
-    return (bytes < most ? bytes : most) / ALIGNED * ALIGNED;
+    uint64_t heads = (uint64_t)c->kv_heads, items = (tiles / 8 + 1) * heads;
+    uint64_t most = 2 * (uint64_t)a->shape.multiprocessors + 8 * heads;
+    items = items < most ? items : most;
+    uint64_t bytes = rows * (tiles * TILE_BYTES + items * ITEM_BYTES + heads * sizeof(uint32_t));
+    return (bytes > IMAGE_BYTES_MIN ? bytes : IMAGE_BYTES_MIN) / ALIGNED * ALIGNED;
 }
 
 static status take_memory(device_attention *a, err *e)

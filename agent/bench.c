@@ -8,17 +8,18 @@
 #include "agent/agent.h"
 #include "agent/tiers_internal.h"
 
-enum { DEPTHS_MAX = 16, REPEATS_MAX = 100 };
+enum { LIST_MAX = 16, REPEATS_MAX = 100, SEQUENCES_MAX = 64 };
 
 static const char help[] =
         "usage: epimem bench -m MODEL [options]\n\n"
         "Measures prefill and decode behind a history of coded keys and values.\n\n"
         "  -m, --model FILE       GGUF\n"
         "  -t, --threads N        threads; default one per core\n"
-        "      --device NAME      cpu, cuda or auto (default: cuda if there is one)\n"
+        "      --device NAME      cpu, cuda or auto; default auto, which is cuda if there is one\n"
         "  -p, --prefill N        tokens of a prefill test; default 512\n"
         "  -n, --decode N         tokens of a decode test; default 64\n"
         "  -d, --depth A,B,...    tokens of history, rounded down to 0 or 64 + 256 k; default 0\n"
+        "      --sequences A,B,.. sequences that decode side by side, all with the same history; default 1\n"
         "  -r, --repeat N         runs of each test; default 5\n"
         "      --codec NAME       default turboquant\n"
         "      --calibration FILE calibration of the codec\n"
@@ -26,8 +27,8 @@ static const char help[] =
 
 typedef struct bench_options {
     const char *model, *codec, *calibration, *device;
-    int threads, prefill, decode, repeats, n_depths;
-    int64_t depth[DEPTHS_MAX];
+    int threads, prefill, decode, repeats, n_depths, n_sequences;
+    int64_t depth[LIST_MAX], sequences[LIST_MAX];
     bool json;
 } bench_options;
 
@@ -55,27 +56,50 @@ static int32_t token_at(const bench *b, int64_t position)
     return (int32_t)((x >> 33) % (uint64_t)model_get_config(b->model)->vocab);
 }
 
-static status run_tokens(bench *b, tiers *t, int64_t n, int most, bool logits, err *e)
+/* A run of up to `most` tokens at the end of a history, of the n that are left. ids has room for a block. */
+static status next_run(bench *b, tiers *t, int64_t n, int most, int32_t *ids, model_run *out, err *e)
+{
+    int room = tiers_run_room(t), rows = room < most ? room : most;
+    rows = rows < n ? rows : (int)n;
+    for (int i = 0; i < rows; i++) {
+        ids[i] = token_at(b, tiers_tokens(t) + i);
+    }
+    *out = (model_run){.ids = ids, .n = rows, .first_position = tiers_tokens(t)};
+    return tiers_prepare(t, rows, &out->kv, e);
+}
+
+static status run_tokens(bench *b, tiers *t, int64_t n, bool logits, err *e)
 {
     while (n > 0) {
-        int room = tiers_run_room(t), rows = room < most ? room : most;
-        rows = rows < n ? rows : (int)n;
         int32_t ids[TIERS_BLOCK_TOKENS];
-        for (int i = 0; i < rows; i++) {
-            ids[i] = token_at(b, tiers_tokens(t) + i);
-        }
-        const model_kv *kv;
-        TRY(tiers_prepare(t, rows, &kv, e));
-        bool wanted = logits && (most == 1 || rows == n);
-        model_run run = {.ids = ids,
-                .n = rows,
-                .first_position = tiers_tokens(t),
-                .kv = kv,
-                .n_logits = wanted ? 1 : 0,
-                .logits = wanted ? b->logits : NULL};
+        model_run run;
+        TRY(next_run(b, t, n, TIERS_BLOCK_TOKENS, ids, &run, e));
+        run.n_logits = logits && run.n == n ? 1 : 0;
+        run.logits = b->logits;
         TRY(model_forward(b->model, b->scratch, &run, 1, e));
-        tiers_advance(t, rows);
-        n -= rows;
+        tiers_advance(t, run.n);
+        tiers_drop_exact(t, tiers_tokens(t));
+        n -= run.n;
+    }
+    return ST_OK;
+}
+
+/* n tokens of each of the sequences, one of each at a time. */
+static status decode_tokens(bench *b, tiers **t, int sequences, int64_t n, err *e)
+{
+    model_run runs[SEQUENCES_MAX];
+    int32_t ids[SEQUENCES_MAX];
+    size_t vocab = (size_t)model_get_config(b->model)->vocab;
+    for (; n > 0; n--) {
+        for (int i = 0; i < sequences; i++) {
+            TRY(next_run(b, t[i], 1, 1, &ids[i], &runs[i], e));
+            runs[i].n_logits = 1;
+            runs[i].logits = b->logits + (size_t)i * vocab;
+        }
+        TRY(model_forward(b->model, b->scratch, runs, sequences, e));
+        for (int i = 0; i < sequences; i++) {
+            tiers_advance(t[i], 1);
+        }
     }
     return ST_OK;
 }
@@ -86,39 +110,72 @@ static int by_value(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-static void report(const bench *b, const char *test, int64_t depth, double *speed)
+static void report(
+        const bench *b, const char *test, int64_t depth, int sequences, const tiers *history, double *speed)
 {
     int n = b->o.repeats;
     qsort(speed, (size_t)n, sizeof *speed, by_value);
     double median = n % 2 == 1 ? speed[n / 2] : (speed[n / 2 - 1] + speed[n / 2]) / 2;
+    model_device_usage device = model_get_device_usage(b->model);
     if (b->o.json) {
-        (void)printf("{\"test\":\"%s\",\"depth\":%lld,\"tokens_per_s_median\":%.1f,\"tokens_per_s_min\":%.1f,"
-                     "\"tokens_per_s_max\":%.1f,\"threads\":%d,\"codec\":\"%s\",\"arithmetic\":\"%s\"}\n",
-                test, (long long)depth, median, speed[0], speed[n - 1], krn_pool_threads(b->pool),
-                kvq_codec_name(b->codec), model_arithmetic(b->model));
+        (void)printf("{\"test\":\"%s\",\"depth\":%lld,\"sequences\":%d,\"tokens_per_s_median\":%.1f,"
+                     "\"tokens_per_s_min\":%.1f,\"tokens_per_s_max\":%.1f,\"threads\":%d,\"codec\":\"%s\","
+                     "\"arithmetic\":\"%s\",\"session_bytes\":%zu",
+                test, (long long)depth, sequences, median, speed[0], speed[n - 1], krn_pool_threads(b->pool),
+                kvq_codec_name(b->codec), model_arithmetic(b->model), tiers_resident_bytes(history));
+        if (device.budget_bytes > 0) {
+            (void)printf(
+                    ",\"device_bytes\":%llu,\"weight_bytes\":%llu,\"page_hits\":%llu,\"page_misses\":%llu",
+                    (unsigned long long)device.used_bytes, (unsigned long long)device.weight_bytes,
+                    (unsigned long long)device.page_hits, (unsigned long long)device.page_misses);
+        }
+        (void)printf("}\n");
     } else {
-        (void)printf("%-8s depth %6lld  %8.1f tokens/s  (%.1f to %.1f)\n", test, (long long)depth, median,
-                speed[0], speed[n - 1]);
+        (void)printf("%-8s depth %6lld  %2d sequences  %8.1f tokens/s  (%.1f to %.1f)\n", test,
+                (long long)depth, sequences, median, speed[0], speed[n - 1]);
     }
     (void)fflush(stdout);
 }
 
-/* One test `repeats` times, each on a copy of the history. */
-static status measure(bench *b, tiers *history, int64_t depth, int tokens, bool decode, err *e)
+static void close_sequences(tiers **t, int sequences)
+{
+    for (int i = 0; i < sequences; i++) {
+        tiers_close(t[i]);
+    }
+}
+
+/* Copies of the history, which share its pages. */
+static status open_sequences(bench *b, tiers *history, int64_t depth, tiers **t, int sequences, err *e)
+{
+    for (int i = 0; i < sequences; i++) {
+        status st = tiers_open(b->codec, &b->shape, b->pool, no_column, NULL, &t[i], e);
+        if (st == ST_OK && depth > 0 && (st = tiers_fork(t[i], history, depth, e)) != ST_OK) {
+            tiers_close(t[i]);
+        }
+        if (st != ST_OK) {
+            close_sequences(t, i);
+            return st;
+        }
+    }
+    return ST_OK;
+}
+
+/* One test `repeats` times: prefill (sequences 0), or decoding side by side. */
+static status measure(bench *b, tiers *history, int64_t depth, int tokens, int sequences, err *e)
 {
     double speed[REPEATS_MAX];
+    int n = sequences > 0 ? sequences : 1;
     for (int r = 0; r < b->o.repeats; r++) {
-        tiers *t;
-        TRY(tiers_open(b->codec, &b->shape, b->pool, no_column, NULL, &t, e));
-        status st = depth > 0 ? tiers_fork(t, history, depth, e) : ST_OK;
+        tiers *t[SEQUENCES_MAX];
+        TRY(open_sequences(b, history, depth, t, n, e));
         int64_t start = base_monotonic_us();
-        st = st == ST_OK ? run_tokens(b, t, tokens, decode ? 1 : TIERS_BLOCK_TOKENS, true, e) : st;
+        status st = sequences > 0 ? decode_tokens(b, t, n, tokens, e) : run_tokens(b, t[0], tokens, true, e);
         int64_t us = base_monotonic_us() - start;
-        tiers_close(t);
+        close_sequences(t, n);
         TRY(st);
-        speed[r] = tokens * 1e6 / (double)(us > 0 ? us : 1);
+        speed[r] = (double)n * tokens * 1e6 / (double)(us > 0 ? us : 1);
     }
-    report(b, decode ? "decode" : "prefill", depth, speed);
+    report(b, sequences > 0 ? "decode" : "prefill", depth, n, history, speed);
     return ST_OK;
 }
 
@@ -133,13 +190,13 @@ static status run_depth(bench *b, int64_t wanted, err *e)
     }
     tiers *history;
     TRY(tiers_open(b->codec, &b->shape, b->pool, no_column, NULL, &history, e));
-    status st = run_tokens(b, history, depth, TIERS_BLOCK_TOKENS, false, e);
+    status st = run_tokens(b, history, depth, false, e);
     st = st == ST_OK ? tiers_seal(history, e) : st;
     if (st == ST_OK && b->o.prefill > 0) {
-        st = measure(b, history, depth, b->o.prefill, false, e);
+        st = measure(b, history, depth, b->o.prefill, 0, e);
     }
-    if (st == ST_OK && b->o.decode > 0) {
-        st = measure(b, history, depth, b->o.decode, true, e);
+    for (int i = 0; st == ST_OK && b->o.decode > 0 && i < b->o.n_sequences; i++) {
+        st = measure(b, history, depth, b->o.decode, (int)b->o.sequences[i], e);
     }
     tiers_close(history);
     return st;
@@ -157,7 +214,7 @@ static status run(bench *b, err *e)
     }
     TRY(kvq_codec_open(b->o.codec, &b->shape, b->o.calibration, &b->codec, e));
     TRY(model_scratch_open(b->model, TIERS_BLOCK_TOKENS, &b->scratch, e));
-    b->logits = base_zalloc((size_t)c->vocab, sizeof *b->logits);
+    b->logits = base_zalloc((size_t)c->vocab * SEQUENCES_MAX, sizeof *b->logits);
     if (b->logits == NULL) {
         return FAIL(e, ST_ERR_MEMORY, "no memory for logits");
     }
@@ -177,16 +234,17 @@ static bool parse_int(const char *text, int64_t low, int64_t high, int64_t *out)
     return end != text && *end == '\0' && v >= low && v <= high;
 }
 
-static bool parse_depths(const char *text, bench_options *o)
+/* "A,B,...", each from low to high. */
+static bool parse_list(const char *text, int64_t low, int64_t high, int64_t *list, int *n)
 {
-    o->n_depths = 0;
-    while (o->n_depths < DEPTHS_MAX) {
+    *n = 0;
+    while (*n < LIST_MAX) {
         char *end;
         long long v = strtoll(text, &end, 10);
-        if (end == text || v < 0 || (*end != ',' && *end != '\0')) {
+        if (end == text || v < low || v > high || (*end != ',' && *end != '\0')) {
             return false;
         }
-        o->depth[o->n_depths++] = v;
+        list[(*n)++] = v;
         if (*end == '\0') {
             return true;
         }
@@ -212,6 +270,9 @@ static bool parse_option(int c, const char *value, bench_options *o)
     case 'v':
         o->device = value;
         break;
+    case 's':
+        good = parse_list(value, 1, SEQUENCES_MAX, o->sequences, &o->n_sequences);
+        break;
     case 'j':
         o->json = true;
         break;
@@ -232,7 +293,7 @@ static bool parse_option(int c, const char *value, bench_options *o)
         o->repeats = (int)v;
         break;
     default:
-        good = c == 'd' && parse_depths(value, o);
+        good = c == 'd' && parse_list(value, 0, INT64_MAX, o->depth, &o->n_depths);
         break;
     }
     return good;
@@ -245,8 +306,15 @@ int agent_bench_main(int argc, char **argv)
             {"decode", required_argument, NULL, 'n'}, {"depth", required_argument, NULL, 'd'},
             {"repeat", required_argument, NULL, 'r'}, {"codec", required_argument, NULL, 'k'},
             {"calibration", required_argument, NULL, 'b'}, {"json", no_argument, NULL, 'j'},
-            {"device", required_argument, NULL, 'v'}, {"help", no_argument, NULL, 'h'}, {0}};
-    bench b = {.o = {.codec = "turboquant", .prefill = 512, .decode = 64, .repeats = 5, .n_depths = 1}};
+            {"device", required_argument, NULL, 'v'}, {"sequences", required_argument, NULL, 's'},
+            {"help", no_argument, NULL, 'h'}, {0}};
+    bench b = {.o = {.codec = "turboquant",
+                       .prefill = 512,
+                       .decode = 64,
+                       .repeats = 5,
+                       .n_depths = 1,
+                       .sequences = {1},
+                       .n_sequences = 1}};
     int c;
     while ((c = getopt_long(argc, argv, "m:t:p:n:d:r:h", options, NULL)) !=
             -1) { /* NOLINT(concurrency-mt-unsafe) */

@@ -7,7 +7,18 @@
 
 #include "agent/model_cuda_internal.h"
 
-enum { LOGIT_ROWS = 64, CONTROL_ALIGNED = 16 };
+enum { LOGIT_ROWS = 64, CONTROL_ALIGNED = 16, GRAPHS = 8 };
+
+/* What a recorded pass depends on beside fixed addresses. */
+typedef struct graph_key {
+    uint64_t space_id, tiles_at, counters_at, partials_at;
+    int n, variants, wanted, n_blocks;
+} graph_key;
+typedef struct graph_slot {
+    graph_key key;
+    cuda_graph *graph; /* NULL: seen once */
+    uint64_t used;
+} graph_slot;
 
 /* Small inputs of a pass, one pinned block and its copy on the device, at the same offsets. */
 typedef struct control {
@@ -27,6 +38,8 @@ struct device_scratch {
     float *host_x;         /* pinned [rows][width] */
     float *host_logits;    /* pinned [LOGIT_ROWS][vocab] */
     uint16_t *host_packed; /* pinned */
+    graph_slot graphs[GRAPHS];
+    uint64_t passes;
 };
 
 static size_t packed_row(const model_config *c)
@@ -140,16 +153,21 @@ static status compute_angles(device_scratch *s, int n, int variants, err *e)
 
 /* ---- layers ---- */
 
+static bool has_taps(const model_run *runs, int n_runs)
+{
+    bool any = false;
+    for (int i = 0; i < n_runs; i++) {
+        any = any || runs[i].kv->tap != NULL;
+    }
+    return any;
+}
+
 /* Tells the taps of the runs their rows of the layer. */
 static status tell_taps(device_scratch *s, const model_run *runs, int n_runs, int n, int layer, err *e)
 {
     const model_config *c = &s->d->m->config;
     size_t q_cols = (size_t)c->q_heads * (size_t)c->d, kv_cols = (size_t)c->kv_heads * (size_t)c->d, row = 0;
-    bool any = false;
-    for (int i = 0; i < n_runs; i++) {
-        any = any || runs[i].kv->tap != NULL;
-    }
-    if (!any) {
+    if (!has_taps(runs, n_runs)) {
         return ST_OK;
     }
     size_t rows = (size_t)n;
@@ -250,17 +268,27 @@ static float *logits_place(const model_run *runs, int n_runs, int index, int voc
     return NULL;
 }
 
+/* Logits of n wanted rows from number `first` on, at most LOGIT_ROWS. */
+static status compute_logits(device_scratch *s, int first, int n, err *e)
+{
+    const model_config *c = &s->d->m->config;
+    const int32_t *which = (void *)(s->control.device + s->control.which_at);
+    cuda_product output = product(&s->d->output, s->logits, false);
+    TRY(cuda_rows_load_norm(
+            s->d->device, s->in, s->x, which + first, s->d->output_norm, c->rms_eps, n, c->width, e));
+    return cuda_matmul(s->d->device, s->in, &output, 1, e);
+}
+
+/* The first LOGIT_ROWS of them have been computed. */
 static status bring_logits(device_scratch *s, const model_run *runs, int n_runs, int wanted, err *e)
 {
     const model_config *c = &s->d->m->config;
     size_t row_bytes = (size_t)c->vocab * sizeof(float);
-    const int32_t *which = (void *)(s->control.device + s->control.which_at);
     for (int first = 0; first < wanted; first += LOGIT_ROWS) {
         int n = wanted - first < LOGIT_ROWS ? wanted - first : LOGIT_ROWS;
-        cuda_product output = product(&s->d->output, s->logits, false);
-        TRY(cuda_rows_load_norm(
-                s->d->device, s->in, s->x, which + first, s->d->output_norm, c->rms_eps, n, c->width, e));
-        TRY(cuda_matmul(s->d->device, s->in, &output, 1, e));
+        if (first > 0) {
+            TRY(compute_logits(s, first, n, e));
+        }
         TRY(cuda_copy_out_pinned(s->d->device, s->host_logits, s->logits, (size_t)n * row_bytes, e));
         TRY(cuda_device_wait(s->d->device, e));
         for (int i = 0; i < n; i++) {
@@ -305,21 +333,99 @@ static const model_kv *first_kv(const model_run *runs, int n_runs)
     return kv;
 }
 
+/* ---- a pass ---- */
+
+static void forget_graphs(device_scratch *s)
+{
+    for (int i = 0; i < GRAPHS; i++) {
+        cuda_graph_close(s->graphs[i].graph);
+        s->graphs[i] = (graph_slot){0};
+    }
+}
+
+/* All launches of a pass, up to the first LOGIT_ROWS rows of logits. */
+static status compute(device_scratch *s, const model_run *runs, int n_runs, const graph_key *k, err *e)
+{
+    TRY(compute_angles(s, k->n, k->variants, e));
+    for (int layer = 0; layer < s->d->m->config.layers; layer++) {
+        TRY(attend(s, runs, n_runs, k->n, k->variants, layer, e));
+        TRY(feed_forward(s, k->n, layer, e));
+    }
+    int first = k->wanted < LOGIT_ROWS ? k->wanted : LOGIT_ROWS;
+    return first > 0 ? compute_logits(s, 0, first, e) : ST_OK;
+}
+
+static bool keys_equal(const graph_key *a, const graph_key *b)
+{
+    return a->space_id == b->space_id && a->tiles_at == b->tiles_at && a->counters_at == b->counters_at &&
+            a->partials_at == b->partials_at && a->n == b->n && a->variants == b->variants &&
+            a->wanted == b->wanted && a->n_blocks == b->n_blocks;
+}
+
+/* The slot of this key, or the one longest not used, emptied for it. */
+static graph_slot *find_graph(device_scratch *s, const graph_key *k, bool *seen)
+{
+    graph_slot *oldest = &s->graphs[0];
+    for (int i = 0; i < GRAPHS; i++) {
+        graph_slot *g = &s->graphs[i];
+        if (g->used > 0 && keys_equal(&g->key, k)) {
+            *seen = true;
+            return g;
+        }
+        oldest = g->used < oldest->used ? g : oldest;
+    }
+    cuda_graph_close(oldest->graph);
+    *oldest = (graph_slot){.key = *k};
+    *seen = false;
+    return oldest;
+}
+
+static status record(device_scratch *s, const model_run *runs, int n_runs, graph_slot *g, err *e)
+{
+    TRY(cuda_graph_begin(s->d->device, e));
+    status st = compute(s, runs, n_runs, &g->key, e);
+    status ended = cuda_graph_end(s->d->device, &g->graph, st == ST_OK ? e : NULL);
+    return st == ST_OK ? ended : st;
+}
+
+/* Small passes are recorded when they come a second time: a decode step is hundreds of short launches. */
+static status compute_or_repeat(device_scratch *s, const model_run *runs, int n_runs, graph_key *k, err *e)
+{
+    const attention_plan *plan = device_attention_single(s->attention);
+    if (k->n > DEVICE_RECORDED_ROWS || plan == NULL || has_taps(runs, n_runs)) {
+        return compute(s, runs, n_runs, k, e);
+    }
+    bool seen = false;
+    k->tiles_at = plan->plan.tiles_at;
+    k->counters_at = plan->plan.counters_at;
+    k->partials_at = plan->plan.partials_at;
+    k->n_blocks = plan->plan.n_blocks;
+    graph_slot *g = find_graph(s, k, &seen);
+    g->used = ++s->passes;
+    if (!seen) {
+        return compute(s, runs, n_runs, k, e);
+    }
+    if (g->graph == NULL) {
+        TRY(record(s, runs, n_runs, g, e));
+    }
+    return cuda_graph_run(s->d->device, g->graph, e);
+}
+
 status device_forward(device_scratch *s, const model_run *runs, int n_runs, int n, err *e)
 {
     const model_config *c = &s->d->m->config;
-    int variants = widest_view(runs, n_runs), wanted = 0;
-    TRY(device_set_spaces(s->d, first_kv(runs, n_runs), e));
-    TRY(embed(s, runs, n_runs, n, e));
-    TRY(send_control(s, runs, n_runs, n, variants, &wanted, e));
-    TRY(compute_angles(s, n, variants, e));
-    for (int layer = 0; layer < c->layers; layer++) {
-        TRY(attend(s, runs, n_runs, n, variants, layer, e));
-        TRY(feed_forward(s, n, layer, e));
+    const model_kv *kv = first_kv(runs, n_runs);
+    graph_key k = {.space_id = kv->space_id, .n = n, .variants = widest_view(runs, n_runs)};
+    if (!device_has_spaces(s->d, kv)) {
+        forget_graphs(s);
+        TRY(device_set_spaces(s->d, kv, e));
     }
+    TRY(embed(s, runs, n_runs, n, e));
+    TRY(send_control(s, runs, n_runs, n, k.variants, &k.wanted, e));
+    TRY(compute_or_repeat(s, runs, n_runs, &k, e));
     uint64_t bytes = (uint64_t)n * packed_row(c) * sizeof(uint16_t);
     TRY(cuda_copy_out_pinned(s->d->device, s->host_packed, s->packed, bytes, e));
-    TRY(bring_logits(s, runs, n_runs, wanted, e));
+    TRY(bring_logits(s, runs, n_runs, k.wanted, e));
     TRY(cuda_device_wait(s->d->device, e));
     scatter_rows(s, runs, n_runs);
     kv_mirror_commit(s->d->mirror);
@@ -410,6 +516,7 @@ void device_scratch_close(device_scratch *s)
         return;
     }
     cuda_device *device = s->d->device;
+    forget_graphs(s);
     void *on_device[] = {s->x, s->q, s->attended, s->k, s->v, s->gate, s->up, s->logits, s->own_angles,
             s->variant_angles, s->packed, s->control.device};
     void *on_host[] = {s->control.host, s->host_x, s->host_logits, s->host_packed};

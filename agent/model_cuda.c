@@ -216,11 +216,13 @@ static status set_layer_space(
     return ST_OK;
 }
 
+bool device_has_spaces(const model_device *d, const model_kv *kv)
+{
+    return d->has_spaces && d->space_id == kv->space_id;
+}
+
 status device_set_spaces(model_device *d, const model_kv *kv, err *e)
 {
-    if (d->has_spaces && d->space_id == kv->space_id) {
-        return ST_OK;
-    }
     const model_config *c = &d->m->config;
     forget_spaces(d);
     krn_rotation *of_head = base_zalloc(2 * (size_t)c->kv_heads, sizeof *of_head);

@@ -39,7 +39,9 @@ struct model_device {
     size_t n_space_memory, space_memory_cap;
 };
 
-/* The spaces that a run's KV is stored in, sent when they are not those of the last pass. */
+/* The spaces that a run's KV is stored in: are they those of the last pass? And sending them: what was recorded
+ * with the old ones cannot be repeated then. */
+bool device_has_spaces(const model_device *d, const model_kv *kv);
 status device_set_spaces(model_device *d, const model_kv *kv, err *e);
 
 /* What the rows of a pass attend to: a plan for groups of rows. */
@@ -48,12 +50,15 @@ typedef struct attention_plan {
     uint64_t image_at; /* in the image and on the device */
     int first_row, n_rows;
 } attention_plan;
+enum { DEVICE_RECORDED_ROWS = 64 }; /* passes of at most so many rows are recorded and repeated */
 typedef struct device_attention device_attention;
 status device_attention_open(model_device *d, int max_rows, device_attention **out, err *e);
 void device_attention_close(device_attention *a);
 /* Looks everything up that the runs attend to, sends what is missing, plans and sends the plan. unit [n]: device address
  * of each new row's K in layer 0, head 0. */
 status device_attention_plan(device_attention *a, const model_run *runs, int n_runs, uint64_t *unit, err *e);
+/* The plan when it is one, else NULL. */
+const attention_plan *device_attention_single(const device_attention *a);
 /* One layer's attention of all rows: q [n][H][d] before RoPE -> out [n][H][d]. */
 status device_attention_run(device_attention *a,
         int layer,

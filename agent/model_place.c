@@ -10,6 +10,25 @@ uint64_t model_kv_next_id(void)
     return (uint64_t)atomic_fetch_add(&last, 1) + 1;
 }
 
+static void forget_matrix(model_matrix *w)
+{
+    krn_matrix_close(w->opened);
+    w->opened = NULL;
+}
+
+/* What only passes here read: on a device it would be in memory twice. */
+static void forget_opened(model *m)
+{
+    for (int i = 0; i < m->config.layers; i++) {
+        model_layer *l = &m->layers[i];
+        model_matrix *all[] = {&l->q, &l->k, &l->v, &l->o, &l->gate, &l->up, &l->down};
+        for (size_t j = 0; j < sizeof all / sizeof *all; j++) {
+            forget_matrix(all[j]);
+        }
+    }
+    forget_matrix(&m->output);
+}
+
 status model_set_device(model *m, const char *device, uint64_t budget_bytes, err *e)
 {
     bool is_auto = device == NULL || strcmp(device, "auto") == 0;
@@ -23,6 +42,7 @@ status model_set_device(model *m, const char *device, uint64_t budget_bytes, err
     err why = {0};
     status st = model_device_open(m, budget_bytes, &m->device, &why);
     if (st == ST_OK) {
+        forget_opened(m);
         LOG_I("running on %s", model_device_name(m->device));
         return ST_OK;
     }

@@ -60,10 +60,20 @@ status cuda_copy_in_rows(cuda_device *d,
 status cuda_copy_in_pinned(cuda_device *d, void *to, const void *pinned, uint64_t bytes, err *e);
 status cuda_copy_out_pinned(cuda_device *d, void *pinned, const void *from, uint64_t bytes, err *e);
 
+/* What is called between begin and end is recorded instead of done (launches alone: no allocation, no wait, no pageable
+ * copy), to be repeated with the same addresses and counts at a fraction of the launches' cost. */
+typedef struct cuda_graph cuda_graph;
+status cuda_graph_begin(cuda_device *d, err *e);
+/* Also ends a recording that failed in between: then *out is NULL when the call succeeds. */
+status cuda_graph_end(cuda_device *d, cuda_graph **out, err *e);
+status cuda_graph_run(cuda_device *d, const cuda_graph *g, err *e);
+void cuda_graph_close(cuda_graph *g);
+
 /* ---- products: y[t][o] = sum_i w[o][i] x[t][i] ---- */
 
-/* Q4_0, Q4_1 and Q8_0 keep their codes and scales, reordered; F16 and BF16 are halves (BF16 times a power of two for the
- * matrix, exact but for weights 2^-30 of the largest); the rest is dequantised to halves. */
+/* Q4_0, Q4_1, Q8_0, Q4_K, Q5_K and Q6_K keep their codes and scales, reordered (five and six bits take eight); F16 and BF16
+ * are halves (BF16 times a power of two for the matrix, exact but for weights 2^-30 of the largest); the rest is
+ * dequantised to halves. */
 typedef struct cuda_matrix cuda_matrix;
 uint64_t cuda_matrix_bytes(krn_type type, int64_t rows, int64_t cols); /* on the device */
 status cuda_matrix_open(cuda_device *d,

@@ -246,3 +246,49 @@ extern "C" status cuda_copy_out_pinned(cuda_device *d, void *pinned, const void 
     TRY_CUDA(cudaMemcpyAsync(pinned, from, bytes, cudaMemcpyDeviceToHost, d->stream));
     return ST_OK;
 }
+
+/* ---- graphs ---- */
+
+struct cuda_graph {
+    cudaGraphExec_t exec;
+};
+
+extern "C" status cuda_graph_begin(cuda_device *d, err *e)
+{
+    TRY_CUDA(cudaStreamBeginCapture(d->stream, cudaStreamCaptureModeThreadLocal));
+    return ST_OK;
+}
+
+extern "C" status cuda_graph_end(cuda_device *d, cuda_graph **out, err *e)
+{
+    cudaGraph_t recorded = nullptr;
+    *out = nullptr;
+    TRY_CUDA(cudaStreamEndCapture(d->stream, &recorded));
+    if (recorded == nullptr) {
+        return ST_OK;
+    }
+    cuda_graph *g = static_cast<cuda_graph *>(base_zalloc(1, sizeof *g));
+    const cudaError_t code =
+            g != nullptr ? cudaGraphInstantiate(&g->exec, recorded, 0) : cudaErrorMemoryAllocation;
+    (void)cudaGraphDestroy(recorded);
+    if (code != cudaSuccess) {
+        base_free(g);
+        return cuda::failed(e, code, "a graph of a pass");
+    }
+    *out = g;
+    return ST_OK;
+}
+
+extern "C" status cuda_graph_run(cuda_device *d, const cuda_graph *g, err *e)
+{
+    TRY_CUDA(cudaGraphLaunch(g->exec, d->stream));
+    return ST_OK;
+}
+
+extern "C" void cuda_graph_close(cuda_graph *g)
+{
+    if (g != nullptr) {
+        (void)cudaGraphExecDestroy(g->exec);
+        base_free(g);
+    }
+}

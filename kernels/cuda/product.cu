@@ -117,11 +117,15 @@ template <> struct fragment<PRODUCT_BYTES> {
     uint4 w[2];
     uint2 s;
 
-    __device__ void load(const matrix_view &m, int64_t unit, int lane)
+    __device__ void load_codes(const matrix_view &m, int64_t unit, int lane)
     {
         const uint4 *from = reinterpret_cast<const uint4 *>(m.codes) + unit * 64 + lane;
         w[0] = __ldcs(from);
         w[1] = __ldcs(from + 32);
+    }
+    __device__ void load(const matrix_view &m, int64_t unit, int lane)
+    {
+        load_codes(m, unit, lane);
         s = __ldcs(reinterpret_cast<const uint2 *>(m.scales) + unit * 8 + lane / 4);
     }
     __device__ void unpack(int half, uint32_t zero, uint32_t (&a)[2][4]) const
@@ -148,9 +152,13 @@ template <> struct fragment<PRODUCT_NIBBLES> {
     uint4 w;
     uint2 s;
 
-    __device__ void load(const matrix_view &m, int64_t unit, int lane)
+    __device__ void load_codes(const matrix_view &m, int64_t unit, int lane)
     {
         w = __ldcs(reinterpret_cast<const uint4 *>(m.codes) + unit * 32 + lane);
+    }
+    __device__ void load(const matrix_view &m, int64_t unit, int lane)
+    {
+        load_codes(m, unit, lane);
         s = __ldcs(reinterpret_cast<const uint2 *>(m.scales) + unit * 8 + lane / 4);
     }
     __device__ static uint32_t pair(uint32_t word, int shift, uint32_t zero)
@@ -194,6 +202,104 @@ template <> struct fragment<PRODUCT_NIBBLES_MIN> : fragment<PRODUCT_NIBBLES> {
         const uint32_t both = half == 0 ? low.x : low.y;
         top = low_half(both);
         bottom = high_half(both);
+    }
+};
+
+/* Scales and mins of 32 columns, times those of their block of 256. */
+struct super_scales {
+    uint2 s, above;
+
+    __device__ void load(const matrix_view &m, int64_t unit, int lane)
+    {
+        s = __ldcs(reinterpret_cast<const uint2 *>(m.scales) + unit * 8 + lane / 4);
+        above = __ldg(reinterpret_cast<const uint2 *>(m.mins) + unit / PRODUCT_SUPER_UNITS * 8 + lane / 4);
+    }
+    __device__ void scales(int half, float &top, float &bottom) const
+    {
+        const uint32_t w = half == 0 ? s.x : s.y;
+        top = low_half(above.x) * static_cast<float>(w & 0xffu);
+        bottom = low_half(above.y) * static_cast<float>((w >> 16) & 0xffu);
+    }
+    __device__ void mins(int half, float &top, float &bottom) const
+    {
+        const uint32_t w = half == 0 ? s.x : s.y;
+        top = -high_half(above.x) * static_cast<float>((w >> 8) & 0xffu);
+        bottom = -high_half(above.y) * static_cast<float>(w >> 24);
+    }
+};
+
+template <int codes> struct super_fragment {
+    static constexpr bool coded = true, has_min = true;
+    fragment<codes> of;
+    super_scales s;
+
+    __device__ void load(const matrix_view &m, int64_t unit, int lane)
+    {
+        of.load_codes(m, unit, lane);
+        s.load(m, unit, lane);
+    }
+    __device__ void unpack(int half, uint32_t zero, uint32_t (&a)[2][4]) const
+    {
+        of.unpack(half, zero, a);
+    }
+    __device__ void scales(int half, float &top, float &bottom) const
+    {
+        s.scales(half, top, bottom);
+    }
+    __device__ void mins(int half, float &top, float &bottom) const
+    {
+        s.mins(half, top, bottom);
+    }
+};
+
+template <> struct fragment<PRODUCT_NIBBLES_K> : super_fragment<PRODUCT_NIBBLES> {
+};
+
+template <> struct fragment<PRODUCT_BYTES_K> : super_fragment<PRODUCT_BYTES> {
+};
+
+/* A lane's eight columns of a half have one scale of 16 columns, which its codes are multiplied with: below 2,048 halves
+ * hold the product, above they round it to even. */
+template <> struct fragment<PRODUCT_BYTES_16> {
+    static constexpr bool coded = true, has_min = false;
+    fragment<PRODUCT_BYTES> of;
+    super_scales s;
+    int shift; /* to the lane's scale in the first half's pair */
+
+    __device__ void load(const matrix_view &m, int64_t unit, int lane)
+    {
+        of.load_codes(m, unit, lane);
+        s.load(m, unit, lane);
+        shift = lane % 4 / 2 * 8;
+    }
+    __device__ static uint32_t scaled(uint32_t pair, uint32_t scale)
+    {
+        const __half2 r = __hmul2(
+                *reinterpret_cast<const __half2 *>(&pair), *reinterpret_cast<const __half2 *>(&scale));
+        return *reinterpret_cast<const uint32_t *>(&r);
+    }
+    __device__ static uint32_t twice(uint32_t scales, int at)
+    {
+        const __half2 r = __half2half2(__int2half_rn(static_cast<int8_t>(scales >> at)));
+        return *reinterpret_cast<const uint32_t *>(&r);
+    }
+    __device__ void unpack(int half, uint32_t zero, uint32_t (&a)[2][4]) const
+    {
+        const uint32_t top = twice(s.s.x, shift + 16 * half), bottom = twice(s.s.y, shift + 16 * half);
+        of.unpack(half, zero, a);
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            a[i / 4][i % 4] = scaled(a[i / 4][i % 4], i % 2 == 0 ? top : bottom);
+        }
+    }
+    __device__ void scales(int, float &top, float &bottom) const
+    {
+        top = low_half(s.above.x);
+        bottom = low_half(s.above.y);
+    }
+    __device__ void mins(int, float &top, float &bottom) const
+    {
+        top = bottom = 0.0f;
     }
 };
 
@@ -398,7 +504,7 @@ __device__ inline void add_wide(const launch_args &p,
 }
 
 /* A warp has one tile, a block eight of them and 64 tokens. */
-template <int kind> __global__ void __launch_bounds__(THREADS) wide(const launch_args p)
+template <int kind> __global__ void __launch_bounds__(THREADS, 2) wide(const launch_args p)
 {
     __shared__ stage stages[STAGES];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -465,15 +571,11 @@ template <int kind> void launch_kind(const launch_args &p, cudaStream_t stream)
 
 void launch(int kind, const launch_args &p, cudaStream_t stream)
 {
-    if (kind == PRODUCT_HALVES) {
-        launch_kind<PRODUCT_HALVES>(p, stream);
-    } else if (kind == PRODUCT_BYTES) {
-        launch_kind<PRODUCT_BYTES>(p, stream);
-    } else if (kind == PRODUCT_NIBBLES) {
-        launch_kind<PRODUCT_NIBBLES>(p, stream);
-    } else {
-        launch_kind<PRODUCT_NIBBLES_MIN>(p, stream);
-    }
+    using launcher = void (*)(const launch_args &, cudaStream_t);
+    static const launcher of_kind[] = {launch_kind<PRODUCT_HALVES>, launch_kind<PRODUCT_BYTES>,
+            launch_kind<PRODUCT_NIBBLES>, launch_kind<PRODUCT_NIBBLES_MIN>, launch_kind<PRODUCT_NIBBLES_K>,
+            launch_kind<PRODUCT_BYTES_K>, launch_kind<PRODUCT_BYTES_16>};
+    of_kind[kind](p, stream);
 }
 
 matrix_view view_of(const cuda_product &product)

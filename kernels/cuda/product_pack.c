@@ -15,26 +15,40 @@ typedef struct packing {
     float *largest; /* [tiles] */
 } packing;
 
+static bool is_bytes(product_kind kind)
+{
+    return kind == PRODUCT_BYTES || kind == PRODUCT_BYTES_K || kind == PRODUCT_BYTES_16;
+}
+
+static bool has_supers(product_kind kind)
+{
+    return kind == PRODUCT_NIBBLES_K || kind == PRODUCT_BYTES_K || kind == PRODUCT_BYTES_16;
+}
+
 static uint64_t unit_bytes(product_kind kind)
 {
-    return kind == PRODUCT_HALVES ? 2048 : kind == PRODUCT_BYTES ? 1024 : 512;
+    return kind == PRODUCT_HALVES ? 2048 : is_bytes(kind) ? 1024 : 512;
 }
 
 product_layout product_lay_out(krn_type type, int64_t rows, int64_t cols)
 {
+    static const struct {
+        krn_type type;
+        product_kind kind;
+        int zero;
+    } kept[] = {{KRN_Q8_0, PRODUCT_BYTES, 128}, {KRN_Q4_0, PRODUCT_NIBBLES, 8},
+            {KRN_Q4_1, PRODUCT_NIBBLES_MIN, 0}, {KRN_Q4_K, PRODUCT_NIBBLES_K, 0},
+            {KRN_Q5_K, PRODUCT_BYTES_K, 0}, {KRN_Q6_K, PRODUCT_BYTES_16, 32}};
     product_layout l = {.kind = PRODUCT_HALVES,
             .rows = rows,
             .cols = cols,
             .tiles = (rows + PRODUCT_TILE_ROWS - 1) / PRODUCT_TILE_ROWS,
             .units = (cols + PRODUCT_UNIT_COLS - 1) / PRODUCT_UNIT_COLS};
-    if (type == KRN_Q8_0) {
-        l.kind = PRODUCT_BYTES;
-        l.zero = 128;
-    } else if (type == KRN_Q4_0) {
-        l.kind = PRODUCT_NIBBLES;
-        l.zero = 8;
-    } else if (type == KRN_Q4_1) {
-        l.kind = PRODUCT_NIBBLES_MIN;
+    for (size_t i = 0; i < sizeof kept / sizeof *kept; i++) {
+        if (kept[i].type == type) {
+            l.kind = kept[i].kind;
+            l.zero = kept[i].zero;
+        }
     }
     uint64_t n = (uint64_t)(l.tiles * l.units);
     l.bytes = n * unit_bytes(l.kind);
@@ -45,6 +59,10 @@ product_layout product_lay_out(krn_type type, int64_t rows, int64_t cols)
     if (l.kind == PRODUCT_NIBBLES_MIN) {
         l.mins_at = l.bytes;
         l.bytes += n * PRODUCT_SCALE_BYTES;
+    }
+    if (has_supers(l.kind)) {
+        l.mins_at = l.bytes;
+        l.bytes += n / PRODUCT_SUPER_UNITS * PRODUCT_SCALE_BYTES;
     }
     return l;
 }
@@ -150,7 +168,7 @@ static void put_codes(const packing *p, uint8_t *unit, int half, int r, const ui
 {
     for (int lane = 0; lane < 4; lane++) {
         const uint8_t *own = codes + 8 * lane;
-        if (p->l->kind == PRODUCT_BYTES) {
+        if (is_bytes(p->l->kind)) {
             memcpy(unit + half * 512 + (4 * (r % 8) + lane) * 16 + r / 8 * 8, own, 8);
             continue;
         }
@@ -159,6 +177,36 @@ static void put_codes(const packing *p, uint8_t *unit, int half, int r, const ui
             word |= (uint32_t)(own[c] & 15) << (16 * (c % 2) + 4 * (c / 2));
         }
         memcpy(unit + (4 * (r % 8) + lane) * 16 + half * 8 + r / 8 * 4, &word, sizeof word);
+    }
+}
+
+/* Scales of a row's 32 columns in a block of 256, and those above them. */
+static void put_super_scales(
+        const packing *p, uint64_t unit_index, int half, int r, int64_t col, const uint8_t *block)
+{
+    int group = (int)(col % 256 / 32), g = r % 8, lower = r / 8;
+    uint8_t *scales = p->out + p->l->scales_at + unit_index * PRODUCT_SCALE_BYTES + g * 8;
+    uint8_t *super = p->out + p->l->mins_at + unit_index / PRODUCT_SUPER_UNITS * PRODUCT_SCALE_BYTES + g * 8 +
+            lower * 4;
+    if (p->l->kind == PRODUCT_BYTES_16) {
+        memcpy(scales + lower * 4 + half * 2, block + 192 + 2 * group, 2);
+        memcpy(super, block + 208, 2);
+        return;
+    }
+    blk_scale_min(block + 4, group, &scales[half * 4 + lower * 2], &scales[half * 4 + lower * 2 + 1]);
+    memcpy(super, block, 4);
+}
+
+static void put_scales(
+        const packing *p, uint64_t unit_index, int half, int r, int64_t col, const uint8_t *block)
+{
+    if (has_supers(p->l->kind)) {
+        put_super_scales(p, unit_index, half, r, col, block);
+        return;
+    }
+    put_scale(p, p->l->scales_at, unit_index, half, r, block);
+    if (p->l->mins_at != 0) {
+        put_scale(p, p->l->mins_at, unit_index, half, r, block + 2);
     }
 }
 
@@ -176,12 +224,9 @@ static void pack_codes(void *ctx, int tile)
             }
             uint8_t codes[32];
             const uint8_t *block = block_at(p, row, col);
-            blk_codes(p->type, block, 0, codes);
+            blk_codes(p->type, block, (int)(col % krn_type_block_elements(p->type) / 32), codes);
             put_codes(p, out, half, r, codes);
-            put_scale(p, p->l->scales_at, index, half, r, block);
-            if (p->l->mins_at != 0) {
-                put_scale(p, p->l->mins_at, index, half, r, block + 2);
-            }
+            put_scales(p, index, half, r, col, block);
         }
     }
 }

@@ -15,6 +15,12 @@
  *                   word column c of 8 is at bit 16 (c mod 2) + 4 (c / 2)
  *   scales          8 x 8 bytes a unit: for each g fp16 of (half 0, row g) (half 0, g + 8) (half 1, g) (half 1, g + 8);
  *                   mins as many behind the tensor's scales
+ *
+ * Blocks of 256 columns have scales of scales; these lie where the mins would, 64 bytes for each four units.
+ *   PRODUCT_NIBBLES_K, PRODUCT_BYTES_K (Q4_K; Q5_K)  scales: for each g bytes scale and min of (half 0, row g)
+ *                   (half 0, g + 8) (half 1, g) (half 1, g + 8); above them for each g fp16 d and dmin of row g and of g + 8
+ *   PRODUCT_BYTES_16 (Q6_K)  scales: for each g the signed bytes of row g for 16 columns each, then those of g + 8; above
+ *                   them for each g fp16 d and nothing of row g and of g + 8
  */
 #ifndef EPIMEM_KERNELS_CUDA_PRODUCT_PACK_H
 #define EPIMEM_KERNELS_CUDA_PRODUCT_PACK_H
@@ -25,6 +31,7 @@ enum {
     PRODUCT_TILE_ROWS = 16,
     PRODUCT_UNIT_COLS = 64,
     PRODUCT_SCALE_BYTES = 64, /* of a unit */
+    PRODUCT_SUPER_UNITS = 4,  /* of a block of 256 columns */
     PRODUCT_PARTS = 8         /* of the columns, summed one by one and then in order */
 };
 
@@ -32,7 +39,10 @@ typedef enum product_kind {
     PRODUCT_HALVES,
     PRODUCT_BYTES,
     PRODUCT_NIBBLES,
-    PRODUCT_NIBBLES_MIN
+    PRODUCT_NIBBLES_MIN,
+    PRODUCT_NIBBLES_K,
+    PRODUCT_BYTES_K,
+    PRODUCT_BYTES_16
 } product_kind;
 
 typedef struct product_layout {

@@ -145,11 +145,12 @@ static void free_case(product_case *c)
     base_free(c->magnitude);
 }
 
-/* Weights that are kept as they are: only float sums differ. The others are rounded to halves first. */
+/* Weights that are kept as they are: only float sums differ. Codes of Q6_K times their scales may be rounded to halves, of
+ * the other types the weights are. */
 static double bound_of(krn_type type)
 {
-    bool kept =
-            type == KRN_Q4_0 || type == KRN_Q4_1 || type == KRN_Q8_0 || type == KRN_F16 || type == KRN_BF16;
+    bool kept = type == KRN_Q4_0 || type == KRN_Q4_1 || type == KRN_Q8_0 || type == KRN_F16 ||
+            type == KRN_BF16 || type == KRN_Q4_K || type == KRN_Q5_K;
     return kept ? 4e-6 : 4e-6 + 1.0 / 2048.0;
 }
 

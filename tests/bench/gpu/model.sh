@@ -1,6 +1,7 @@
 #!/bin/bash
 # The whole model on the card of this machine: checks, then times. From the repository root, after a build with CUDA:
-#   tests/bench/gpu/model.sh [ops] [tiny] [default] [greedy] [bench] [sanitize]     default: all, in that order
+#   tests/bench/gpu/model.sh [ops] [tiny] [default] [greedy] [products] [bench] [shape] [sanitize]   default: all, in order
+# shape: an 8B model with random weights (SHAPE, KIND; make_shape.py), written to SHAPE_DIR.
 # Output goes to ${OUT:-build-gpu}/model-*.txt as well. BUILD is the build folder, MODEL the model to time.
 set -uo pipefail
 cd "$(dirname "$0")/../../.." || exit 1
@@ -44,12 +45,19 @@ sanitize() {
     done
 }
 
-for name in ${*:-ops tiny default greedy bench sanitize}; do
+for name in ${*:-ops tiny default greedy products bench shape sanitize}; do
     case $name in
     ops) step ops 60 "$build/tests/test_cuda_ops" ;;
     tiny) step tiny 60 "$build/tests/test_cuda_model" ;;
     default) step default 90 "$build/tests/test_cuda_forward_model" ;;
     greedy) step greedy 60 greedy ;;
+    products) LINES_SHOWN=100 step products 90 "$build/tests/bench_products" ;;
+    shape)
+        file=${SHAPE_DIR:-/dev/shm}/shape-${SHAPE:-8b}-${KIND:-q8_0}.gguf
+        [ -f "$file" ] || step "make-${KIND:-q8_0}" 100 python3 tests/bench/gpu/make_shape.py "$file" "${SHAPE:-8b}" "${KIND:-q8_0}"
+        step "shape-${SHAPE:-8b}-${KIND:-q8_0}" "${BENCH_SECONDS:-120}" "$build/epimem" bench -m "$file" --device cuda \
+            -d "${DEPTHS:-0,8000,102400}" -p 512 -n 64 -r 3 --sequences "${SEQUENCES:-1,8,32}" --json
+        ;;
     bench)
         nvidia-smi --query-gpu=name,driver_version,clocks.sm,clocks.mem,temperature.gpu,power.draw --format=csv
         step bench "${BENCH_SECONDS:-60}" "$build/epimem" bench -m "$model" --device cuda -d "${DEPTHS:-0,2112,7232}" -p 512 \
