@@ -21,15 +21,16 @@ typedef struct agent_options {
     const char *model_path; /* GGUF */
     const char *
             encoder_path; /* folder with model.safetensors and vocab.txt; NULL: all-MiniLM-L6-v2 beside the model */
-    const char *data_path;        /* NULL: a temporary folder, removed at close */
-    const char *codec;            /* NULL: the default */
-    const char *calibration_path; /* NULL: none */
-    const char *chat_template;    /* name; NULL: recognised from the model file */
-    const char *alias;            /* model name shown to clients; NULL: from the file */
-    int threads;                  /* <= 0: one per core */
-    const char *device;           /* "cpu", "cuda" or "auto"; NULL: auto, which is cuda if there is one */
-    uint64_t device_bytes;        /* of its memory; 0: nine tenths of what is free */
-    int64_t context_tokens;       /* 0: the model's */
+    const char *data_path; /* NULL: a temporary folder, removed at close */
+    const char *codec;     /* NULL: that of the data folder, or oscar+ if calibrated, or turboquant */
+    const char *
+            calibration_path; /* NULL: the one beside the model (agent_calibration_path) where there is one */
+    const char *chat_template; /* name; NULL: recognised from the model file */
+    const char *alias;         /* model name shown to clients; NULL: from the file */
+    int threads;               /* <= 0: one per core */
+    const char *device;        /* "cpu", "cuda" or "auto"; NULL: auto, which is cuda if there is one */
+    uint64_t device_bytes;     /* of its memory; 0: nine tenths of what is free */
+    int64_t context_tokens;    /* 0: the model's */
     int64_t recall_tokens; /* budget of recalled rows, and up to how many tokens a session is attended whole;
                                 * 0: 512, and a quarter of the context */
     int queue_max;         /* waiting requests; 0: 64 */
@@ -39,6 +40,9 @@ typedef struct agent_options {
     float recall_floor;        /* < 0: the encoder's own */
 } agent_options;
 void agent_options_default(agent_options *o);
+
+/* Where a model's calibration lies unless named: beside it, DIR/MODEL.gguf gives DIR/MODEL.calibration.safetensors. */
+void agent_calibration_path(const char *model_path, char *out, size_t bytes);
 
 status agent_engine_open(const agent_options *o, agent_engine **out, err *e);
 /* Refuses new requests, ends running ones (drain: lets them finish), flushes the writer, closes the store. */

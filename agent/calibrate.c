@@ -7,18 +7,21 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "agent/agent.h"
 
 static const char help[] =
-        "Usage: epimem calibrate -m MODEL -o FILE [options]\n"
+        "Usage: epimem calibrate -m MODEL [options]\n"
         "\n"
         "Runs the model over text and writes what the codecs oscar+ and oscar need to "
         "know of it. The file works\n"
         "with this model alone.\n"
         "\n"
         "  -m, --model FILE     GGUF file\n"
-        "  -o, --output FILE    calibration file to write\n"
+        "  -o, --output FILE    calibration file to write (default: MODEL.calibration.safetensors beside the "
+        "model,\n"
+        "                       where epimem looks for it)\n"
         "      --text FILE...   texts or LoCoMo/REALTALK conversations (default: texts "
         "that come with epimem)\n"
         "      --tokens N       tokens of each text, at most (default 2048)\n"
@@ -126,7 +129,11 @@ static int read_arguments(calibrate_options *o, int argc, char **argv)
     if (o->tool.model_path == NULL) {
         return usage_error("-m MODEL is missing");
     }
-    return o->out_path == NULL ? usage_error("-o FILE is missing") : -1;
+    if (o->out_path == NULL) {
+        agent_calibration_path(o->tool.model_path, o->out_default, sizeof o->out_default);
+        o->out_path = o->out_default;
+    }
+    return -1;
 }
 
 /* ---- moments ---- */
@@ -225,14 +232,27 @@ static void on_layer(int done, int all)
     (void)fprintf(stderr, "\rranking layers: %d of %d%s", done, all, done == all ? "\n" : "");
 }
 
-/* The ranking codec reads the calibration from its file, as every user will. */
+/* With all keys at two bits. It goes through a file of another name, as every user reads one, so that what lies at
+ * out_path is never half of a calibration. */
+static status open_unranked_codec(const calibration_run *r, kvq_codec **codec, err *e)
+{
+    char path[sizeof r->o->out_default + 16];
+    int n = snprintf(path, sizeof path, "%s.unranked", r->o->out_path);
+    if (n < 0 || (size_t)n >= sizeof path) {
+        return FAIL(e, ST_ERR_ARG, "the name of the output file is too long");
+    }
+    TRY(kvq_calibration_write(&r->calibration, path, e));
+    status s = kvq_codec_open("oscar+", &r->calibration.shape, path, codec, e);
+    (void)unlink(path);
+    return s;
+}
+
 static status rank(calibration_run *r, err *e)
 {
     const model_config *c = model_get_config(r->o->tool.m);
     kvq_codec *codec = NULL;
     double bits = r->o->bits > 0.0 ? r->o->bits : c->d == 64 ? 2.4 : 2.3;
-    TRY(kvq_calibration_write(&r->calibration, r->o->out_path, e));
-    TRY(kvq_codec_open("oscar+", &r->calibration.shape, r->o->out_path, &codec, e));
+    TRY(open_unranked_codec(r, &codec, e));
     status s = ST_OK;
     for (int i = 0; s == ST_OK && i < r->n_texts && i < CALIBRATE_TEXTS_RANKED; i++) {
         s = calibrate_rank_layers(&r->o->tool, codec, &r->texts[i], &r->captures[i], r->damage, on_layer, e);

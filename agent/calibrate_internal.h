@@ -9,6 +9,7 @@ typedef struct calibrate_options {
     const char **texts; /* files; none: the built-in texts */
     int n_texts;
     const char *out_path;
+    char out_default[4096];          /* beside the model, unless one is named */
     const char *import_k, *import_v; /* RotationZoo files instead of texts; NULL: none */
     int tokens;                      /* of a text, at most */
     double bits;                     /* <= 0: 2.4 at d 64, 2.3 otherwise */

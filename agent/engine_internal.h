@@ -66,6 +66,19 @@ struct agent_engine {
     job *active; /* engine thread only, in order of arrival */
 };
 
+/* ---- codec ---- */
+
+enum { CODEC_CHOICE_TEXT_BYTES = 4097 };
+typedef struct codec_choice {
+    char name[32];
+    char calibration[CODEC_CHOICE_TEXT_BYTES]; /* path; empty: none */
+    const char *why;                           /* for people, static */
+} codec_choice;
+/* The codec: the one asked for; else, unless a calibration is named, the one the data folder was made with; else oscar+ where
+ * a calibration is named or lies beside the model; else turboquant. The calibration: the one named, else the one beside
+ * the model, if the codec takes one. Says in the log which and why. ST_ERR_NOT_FOUND tells how to make a missing one. */
+status codec_choose(const agent_options *o, codec_choice *out, err *e);
+
 /* ---- jobs ---- */
 
 typedef enum job_phase {

@@ -142,8 +142,12 @@ int api_serve_main(int argc, char **argv)
             {"--floor", NULL, "X", FLAG_REAL, &o.agent.recall_floor,
                     "cosine under which nothing is recalled; default the encoder's own"},
             {"--codec", NULL, "NAME", FLAG_TEXT, &o.agent.codec,
-                    "how the cache is stored; default turboquant"},
-            {"--calibration", NULL, "FILE", FLAG_TEXT, &o.agent.calibration_path, "calibration of the codec"},
+                    "how the cache is stored; default that of the data folder, for a new one oscar+ if there "
+                    "is a "
+                    "calibration, else turboquant"},
+            {"--calibration", NULL, "FILE", FLAG_TEXT, &o.agent.calibration_path,
+                    "of epimem calibrate; default MODEL.calibration.safetensors beside the model, if it is "
+                    "there"},
             {"--chat-template", NULL, "NAME", FLAG_TEXT, &o.agent.chat_template,
                     "chatml, llama3, mistral, gemma, phi3 or zephyr; default recognised"},
             {"--alias", NULL, "NAME", FLAG_TEXT, &o.agent.alias, "model name shown to clients"},

@@ -17,7 +17,6 @@ MODEL = ROOT / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"
 ENCODER = ROOT / "models" / "all-MiniLM-L6-v2"
 CONVERSATION = ROOT / "docs" / "demo" / "conversation.jsonl"
 SESSION = "mara-and-jonas"
-CODEC = "turboquant-k4"  # keys at four bits, values at two: so small a model answers worse on keys of two bits
 EPISODES_SHOWN = 3
 QUESTIONS = json.loads((ROOT / "docs" / "demo" / "questions.json").read_text())
 BOLD, DIM, END = ("\033[1m", "\033[2m", "\033[0m") if sys.stdout.isatty() and not os.environ.get("NO_COLOR") else ("", "", "")
@@ -36,8 +35,8 @@ class Server:
         self.log = open(folder / "server.log", "ab")
         start = time.time()
         self.process = subprocess.Popen(
-            [PROGRAM, "serve", "-m", MODEL, "-e", ENCODER, "--data", folder / "data", "--socket", self.path,
-             "--codec", CODEC], stderr=self.log)
+            [PROGRAM, "serve", "-m", MODEL, "-e", ENCODER, "--data", folder / "data", "--socket", self.path],
+            stderr=self.log)
         while True:
             try:
                 self.socket = socket.socket(socket.AF_UNIX)

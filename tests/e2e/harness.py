@@ -36,8 +36,9 @@ def finish():
 
 
 def environment():
-    """That of the tests without settings of whoever runs them."""
-    return {k: v for k, v in os.environ.items() if not k.startswith("EPIMEM_")}
+    """That of the tests without settings of whoever runs them. The codec is named: whether a calibration lies beside the model
+    must not decide what a test sees."""
+    return {**{k: v for k, v in os.environ.items() if not k.startswith("EPIMEM_")}, "EPIMEM_CODEC": "turboquant"}
 
 
 class Folder:
@@ -56,14 +57,15 @@ class Folder:
 class Server:
     """A running server. Its data outlives it until the folder goes: start another one on the same folder to restart."""
 
-    def __init__(self, folder, *options, data="data"):
+    def __init__(self, folder, *options, data="data", model=MODEL, settings=None):
         self.socket = os.path.join(folder, "socket")
         self.log_path = os.path.join(folder, "log")
-        arguments = [PROGRAM, "serve", "-m", MODEL, "-e", ENCODER, "--socket", self.socket, *options]
+        arguments = [PROGRAM, "serve", "-m", model, "-e", ENCODER, "--socket", self.socket, *options]
         if data:
             arguments += ["--data", os.path.join(folder, data)]
         with open(self.log_path, "ab") as log:
-            self.process = subprocess.Popen(arguments, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment())
+            self.process = subprocess.Popen(arguments, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                                            env={**environment(), **(settings or {})})
         self.wait_until_ready()
 
     def wait_until_ready(self):
