@@ -133,7 +133,8 @@ static status open_codec(eval_codec_run *r, const char *name, size_t bytes, err 
     if (calibrated && r->o->calibration_path != NULL) {
         TRY(kvq_calibration_check(r->o->calibration_path, c->name, model_fingerprint(r->o->tool.m), e));
     }
-    TRY(kvq_codec_open(result->name, &shape, calibrated ? r->o->calibration_path : NULL, &result->codec, e));
+    TRY(kvq_codec_open_measured(
+            result->name, &shape, calibrated ? r->o->calibration_path : NULL, &result->codec, e));
     r->n_codecs++;
     return ST_OK;
 }

@@ -22,7 +22,7 @@ static int print_json(const eval_codec_result *r)
             "\"added_nll\":%.6f,\"tokens\":%lld,\"bytes_per_token\":%.1f,\"encode_us_per_token\":%.2f}\n",
             r->name, kvq_codec_bits(r->codec), eval_damage_kl(d), eval_damage_kl_error(d),
             share(d->top1_kept, d->tokens), mean(d->added_nll, d->gold_tokens), (long long)d->tokens,
-            (double)kvq_column_bytes(r->codec) / KRN_PAGE_ROWS, mean(r->encode_us, r->coded_tokens));
+            kvq_codec_token_bytes(r->codec), mean(r->encode_us, r->coded_tokens));
 }
 
 static int print_row(const eval_codec_result *r)
@@ -30,7 +30,7 @@ static int print_row(const eval_codec_result *r)
     const eval_damage *d = &r->damage;
     return printf("%-20s %7.3f %9.4f (%.4f) %9.4f %+9.4f %12.0f %10.1f\n", r->name, kvq_codec_bits(r->codec),
             eval_damage_kl(d), eval_damage_kl_error(d), share(d->top1_kept, d->tokens),
-            mean(d->added_nll, d->gold_tokens), (double)kvq_column_bytes(r->codec) / KRN_PAGE_ROWS,
+            mean(d->added_nll, d->gold_tokens), kvq_codec_token_bytes(r->codec),
             mean(r->encode_us, r->coded_tokens));
 }
 

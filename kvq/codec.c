@@ -5,6 +5,8 @@
 #include <string.h>
 #include <xxhash.h>
 
+#include "kvq/trial.h"
+
 enum { LAYERS_MAX = 4096, HEADS_MAX = 4096 };
 
 typedef struct codec_entry {
@@ -18,23 +20,43 @@ static const codec_entry registry[] = {
 #undef X
 };
 
-static const codec_entry *find_codec(const char *name)
+static const codec_entry trials[] = {
+#define X(name, opener) {name, opener},
+#include "kvq/trials.def"
+#undef X
+};
+
+enum { N_CODECS = sizeof registry / sizeof registry[0], N_TRIALS = sizeof trials / sizeof trials[0] };
+
+static const codec_entry *find_codec(const codec_entry *list, int n, const char *name)
 {
-    for (size_t i = 0; i < sizeof registry / sizeof registry[0]; i++) {
-        if (strcmp(registry[i].name, name) == 0) {
-            return &registry[i];
+    for (int i = 0; i < n; i++) {
+        if (strcmp(list[i].name, name) == 0) {
+            return &list[i];
         }
     }
     return NULL;
 }
 
-static status refuse_name(const char *name, err *e)
+static void append_names(char *text, size_t size, const codec_entry *list, int n)
 {
-    char list[256] = "";
-    size_t at = 0;
-    for (size_t i = 0; i < sizeof registry / sizeof registry[0] && at < sizeof list; i++) {
-        int n = snprintf(list + at, sizeof list - at, "%s%s", i == 0 ? "" : ", ", registry[i].name);
-        at += n > 0 ? (size_t)n : 0;
+    size_t at = strlen(text);
+    for (int i = 0; i < n && at < size; i++) {
+        int added = snprintf(text + at, size - at, "%s%s", at == 0 ? "" : ", ", list[i].name);
+        at += added > 0 ? (size_t)added : 0;
+    }
+}
+
+static status refuse_name(const char *name, bool with_trials, err *e)
+{
+    char list[400] = "";
+    append_names(list, sizeof list, registry, N_CODECS);
+    if (find_codec(trials, N_TRIALS, name) != NULL) {
+        return FAIL(e, ST_ERR_ARG,
+                "codec %s can be measured (epimem eval codec) but not stored; these can: %s", name, list);
+    }
+    if (with_trials) {
+        append_names(list, sizeof list, trials, N_TRIALS);
     }
     return FAIL(e, ST_ERR_ARG, "no codec is called \"%.40s\"; there are: %s", name, list);
 }
@@ -106,6 +128,15 @@ void kvq_codec_set_layers(kvq_codec *c, krn_page_format format, kvq_row_encoder 
     }
 }
 
+void kvq_codec_store_bf16(kvq_codec *c)
+{
+    c->is_bf16 = true;
+    for (int layer = 0; layer < c->shape.layers; layer++) {
+        c->layers[layer].format =
+                (krn_page_format){.d = c->shape.d, .bytes = kvq_page_bf16_bytes(c->shape.d)};
+    }
+}
+
 status kvq_refuse_calibration(const kvq_codec *c, const char *calibration_path, err *e)
 {
     if (calibration_path != NULL) {
@@ -147,17 +178,16 @@ static status fill(kvq_codec *c, kvq_codec_opener open, const char *calibration_
     return ST_OK;
 }
 
-status kvq_codec_open(
-        const char *name, const kvq_shape *shape, const char *calibration_path, kvq_codec **out, err *e)
+static status open_entry(const codec_entry *entry,
+        const kvq_shape *shape,
+        const char *calibration_path,
+        kvq_codec **out,
+        err *e)
 {
-    const codec_entry *entry = find_codec(name);
-    if (entry == NULL) {
-        return refuse_name(name, e);
-    }
     TRY(refuse_shape(shape, e));
     kvq_codec *c = base_zalloc(1, sizeof *c);
     if (c == NULL) {
-        return FAIL(e, ST_ERR_MEMORY, "out of memory for codec %s", name);
+        return FAIL(e, ST_ERR_MEMORY, "out of memory for codec %s", entry->name);
     }
     c->name = entry->name;
     c->shape = *shape;
@@ -168,6 +198,21 @@ status kvq_codec_open(
     }
     *out = c;
     return ST_OK;
+}
+
+status kvq_codec_open(
+        const char *name, const kvq_shape *shape, const char *calibration_path, kvq_codec **out, err *e)
+{
+    const codec_entry *entry = find_codec(registry, N_CODECS, name);
+    return entry != NULL ? open_entry(entry, shape, calibration_path, out, e) : refuse_name(name, false, e);
+}
+
+status kvq_codec_open_measured(
+        const char *name, const kvq_shape *shape, const char *calibration_path, kvq_codec **out, err *e)
+{
+    const codec_entry *entry = find_codec(registry, N_CODECS, name);
+    entry = entry != NULL ? entry : find_codec(trials, N_TRIALS, name);
+    return entry != NULL ? open_entry(entry, shape, calibration_path, out, e) : refuse_name(name, true, e);
 }
 
 void kvq_codec_close(kvq_codec *c)
@@ -197,10 +242,20 @@ uint64_t kvq_codec_fingerprint(const kvq_codec *c)
     return c->fingerprint;
 }
 
+static double elements_of_token(const kvq_codec *c)
+{
+    return 2.0 * c->shape.d * c->shape.layers * c->shape.kv_heads;
+}
+
+double kvq_codec_token_bytes(const kvq_codec *c)
+{
+    return c->trial_coder != NULL ? c->trial_bits * elements_of_token(c) / 8.0
+                                  : (double)kvq_column_bytes(c) / KRN_PAGE_ROWS;
+}
+
 double kvq_codec_bits(const kvq_codec *c)
 {
-    double elements = 2.0 * KRN_PAGE_ROWS * c->shape.d * c->shape.layers * c->shape.kv_heads;
-    return 8.0 * (double)kvq_column_bytes(c) / elements;
+    return 8.0 * kvq_codec_token_bytes(c) / elements_of_token(c);
 }
 
 static size_t head_index(const kvq_codec *c, int layer, int head)

@@ -27,10 +27,15 @@ typedef struct kvq_codec kvq_codec;
  * the codecs there are when `name` is not one. */
 status kvq_codec_open(
         const char *name, const kvq_shape *shape, const char *calibration_path, kvq_codec **out, err *e);
+/* The same, and codecs that are measured and not stored (kvq/trials.def): kvq_codec_open refuses those, naming them. Their pages
+ * are BF16 rows that were coded and decoded; kvq_codec_bits counts what a store of the codec would take. */
+status kvq_codec_open_measured(
+        const char *name, const kvq_shape *shape, const char *calibration_path, kvq_codec **out, err *e);
 void kvq_codec_close(kvq_codec *c);
 const char *kvq_codec_name(const kvq_codec *c);
 uint64_t kvq_codec_fingerprint(const kvq_codec *c); /* of everything that changes stored bytes */
-double kvq_codec_bits(const kvq_codec *c); /* stored bits per element, mean of K and V, from page bytes */
+double kvq_codec_bits(const kvq_codec *c); /* stored bits per element, mean of K and V, of full pages */
+double kvq_codec_token_bytes(const kvq_codec *c); /* the same as bytes of a token: K and V of all layers */
 
 /* The stored space and page format of one head; pointers live as long as the codec. */
 const krn_rotation *kvq_k_rotation(const kvq_codec *c, int layer, int head);
@@ -41,7 +46,7 @@ size_t kvq_column_bytes(const kvq_codec *c);
 size_t kvq_page_at(const kvq_codec *c, int layer, int head); /* offset of that page in a column */
 
 /* Encodes rows [rows][d] of bf16 in stored space (row stride d) into a page; rows beyond are encoded as zeros.
- * ST_ERR_ARG on NaN or infinity, naming the row. */
+ * ST_ERR_ARG on NaN or infinity, naming the row; ST_ERR_MEMORY from codecs that are only measured. */
 status kvq_encode_page(const kvq_codec *c,
         int layer,
         int head,

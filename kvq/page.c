@@ -71,6 +71,31 @@ static void copy_bf16_rows(int d, const uint16_t *k, const uint16_t *v, int rows
     memcpy(page + half, v, filled);
 }
 
+static status code_trial(
+        const kvq_codec *c, const uint16_t *k, const uint16_t *v, int rows, uint8_t *page, err *e)
+{
+    size_t n = (size_t)rows * (size_t)c->shape.d;
+    uint16_t *stored = base_alloc(2 * (n + 1) * sizeof *stored);
+    float *x = base_alloc(2 * (n + 1) * sizeof *x);
+    status s = stored != NULL && x != NULL ? ST_OK : FAIL(e, ST_ERR_MEMORY, "out of memory for a page");
+    if (s == ST_OK) {
+        for (size_t i = 0; i < n; i++) {
+            x[i] = base_bf16_to_f32(k[i]);
+            x[n + i] = base_bf16_to_f32(v[i]);
+        }
+        s = rows > 0 ? c->trial_coder(c, x, x + n, rows, e) : ST_OK;
+    }
+    if (s == ST_OK) {
+        for (size_t i = 0; i < 2 * n; i++) {
+            stored[i] = base_f32_to_bf16(x[i]);
+        }
+        copy_bf16_rows(c->shape.d, stored, stored + n, rows, page);
+    }
+    base_free(stored);
+    base_free(x);
+    return s;
+}
+
 status kvq_encode_page(const kvq_codec *c,
         int layer,
         int head,
@@ -84,6 +109,9 @@ status kvq_encode_page(const kvq_codec *c,
     REQUIRE(rows >= 0 && rows <= KRN_PAGE_ROWS);
     TRY(refuse_nonfinite(k, rows, c->shape.d, "the key", e));
     TRY(refuse_nonfinite(v, rows, c->shape.d, "the value", e));
+    if (c->trial_coder != NULL) {
+        return code_trial(c, k, v, rows, page, e);
+    }
     if (c->is_bf16) {
         copy_bf16_rows(c->shape.d, k, v, rows, page);
     } else {

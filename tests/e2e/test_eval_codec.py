@@ -20,12 +20,13 @@ with Folder() as folder:
         check("it ends well", status == 0, err)
         return {r["codec"]: r for r in map(json.loads, out.splitlines())}
 
-    got = measure(chat, "--codecs", "bf16,turboquant-k4,turboquant,naive")
-    check("all were measured", list(got) == ["bf16", "turboquant-k4", "turboquant", "naive"], list(got))
+    got = measure(chat, "--codecs", "bf16,turboquant-k4,turboquant,naive,kivi")
+    check("all were measured", list(got) == ["bf16", "turboquant-k4", "turboquant", "naive", "kivi"], list(got))
     check("the exact cache costs nothing", got["bf16"]["kl"] == 0 and got["bf16"]["top1"] == 1, got["bf16"])
     check("four bits lose less than two, a rotation less than none",
           0 < got["turboquant-k4"]["kl"] < got["turboquant"]["kl"] < got["naive"]["kl"], {k: v["kl"] for k, v in got.items()})
-    check("bits are those of the pages", [got[k]["bits"] for k in got] == [16, 3.25, 2.25, 2.5])
+    check("bits are those of the pages, or what a store would take", [got[k]["bits"] for k in got] == [16, 3.25, 2.25, 2.5, 3])
+    check("a codec that no page holds is measured too", 0 < got["kivi"]["kl"] < got["naive"]["kl"], got["kivi"])
     check("every token counts", all(r["tokens"] == 96 for r in got.values()))
     again = measure(plain, "--codecs", "turboquant")
     check("a conversation is its plain text", again["turboquant"]["kl"] == got["turboquant"]["kl"])
