@@ -154,29 +154,32 @@ static status plan_group(device_attention *a, int first, int n, uint64_t at, att
     return ST_OK;
 }
 
-/* Keeps the capacity of items while it fits the rows and is not much too large. */
-static status choose_capacity(device_attention *a, int n, err *e)
+/* All rows of a small pass in one plan whose room for items stays the same from step to step, while they fit and it is
+ * not much too large. */
+static status plan_small(device_attention *a, int n, err *e)
 {
-    attention_plan natural;
-    if (n > DEVICE_RECORDED_ROWS) {
-        return ST_OK;
-    }
-    if (a->capacity > 0 && plan_group(a, 0, n, 0, &natural, e) == ST_OK &&
-            a->capacity <= 2 * natural.plan.n_items + CAPACITY_STEP) {
+    attention_plan *plan = &a->groups[0];
+    a->n_groups = 1;
+    if (a->capacity > 0 && plan_group(a, 0, n, 0, plan, e) == ST_OK &&
+            a->capacity <= 2 * plan->plan.n_items + CAPACITY_STEP) {
         return ST_OK;
     }
     a->capacity = 0;
-    status st = plan_group(a, 0, n, 0, &natural, e);
-    if (st == ST_OK) {
-        int wanted = natural.plan.n_items + natural.plan.n_items / 4;
-        a->capacity = (wanted + CAPACITY_STEP - 1) / CAPACITY_STEP * CAPACITY_STEP;
-    }
-    return st == ST_ERR_LIMIT ? ST_OK : st; /* in groups, then */
+    TRY(plan_group(a, 0, n, 0, plan, e));
+    int wanted = plan->plan.n_items + plan->plan.n_items / 4;
+    a->capacity = (wanted + CAPACITY_STEP - 1) / CAPACITY_STEP * CAPACITY_STEP;
+    return plan_group(a, 0, n, 0, plan, e);
 }
 
 static status plan_rows(device_attention *a, int n, err *e)
 {
-    TRY(choose_capacity(a, n, e));
+    if (n <= DEVICE_RECORDED_ROWS) {
+        status st = plan_small(a, n, e);
+        if (st != ST_ERR_LIMIT) {
+            return st;
+        }
+        a->capacity = 0; /* in groups, then */
+    }
     uint64_t at = 0;
     a->n_groups = 0;
     for (int first = 0, each = n; first < n;) {
@@ -246,6 +249,7 @@ status device_attention_run(device_attention *a,
             .rope_dims = c->rope.dims,
             .n_variants = n_variants,
             .page_offset = space->page_at,
+            .overlap = true, /* pages and plan are copied before the pass's first kernel */
             .page_head_stride = space->format.bytes,
             .row_offset = (int64_t)(unit_page * (uint64_t)c->kv_heads) * layer,
             .row_head_stride = (int64_t)unit_page};

@@ -7,7 +7,7 @@
 
 #include "agent/model_cuda_internal.h"
 
-enum { LOGIT_ROWS = 64, CONTROL_ALIGNED = 16, GRAPHS = 8 };
+enum { LOGIT_ROWS = 64, CONTROL_ALIGNED = 16, GRAPHS = 8, POOL_ROWS = 16 };
 
 /* What a recorded pass depends on beside fixed addresses. */
 typedef struct graph_key {
@@ -26,6 +26,11 @@ typedef struct control {
     char *host, *device;
 } control;
 
+/* Where a run's new rows of one layer and head go. */
+typedef struct head_target {
+    uint16_t *k, *v;
+} head_target;
+
 struct device_scratch {
     model_device *d;
     int max_rows;
@@ -38,6 +43,7 @@ struct device_scratch {
     float *host_x;         /* pinned [rows][width] */
     float *host_logits;    /* pinned [LOGIT_ROWS][vocab] */
     uint16_t *host_packed; /* pinned */
+    head_target *targets;  /* [layers][K] */
     graph_slot graphs[GRAPHS];
     uint64_t passes;
 };
@@ -229,8 +235,15 @@ static status attend(
     TRY(cuda_rows_load_norm(device, s->in, s->x, NULL, l->attention_norm, c->rms_eps, n, c->width, e));
     TRY(cuda_matmul(device, s->in, qkv, 3, e));
     if (l->q_norm != NULL) {
-        TRY(cuda_rmsnorm(device, s->q, l->q_norm, c->rms_eps, (int64_t)n * c->q_heads, c->d, e));
-        TRY(cuda_rmsnorm(device, s->k, l->k_norm, c->rms_eps, (int64_t)n * c->kv_heads, c->d, e));
+        cuda_head_norms norms = {.q = s->q,
+                .k = s->k,
+                .q_weight = l->q_norm,
+                .k_weight = l->k_norm,
+                .q_rows = (int64_t)n * c->q_heads,
+                .k_rows = (int64_t)n * c->kv_heads,
+                .cols = c->d,
+                .eps = c->rms_eps};
+        TRY(cuda_norm_heads(device, &norms, e));
     }
     TRY(store_rows(s, n, layer, e));
     TRY(tell_taps(s, runs, n_runs, n, layer, e));
@@ -279,6 +292,20 @@ static status compute_logits(device_scratch *s, int first, int n, err *e)
     return cuda_matmul(s->d->device, s->in, &output, 1, e);
 }
 
+typedef struct logits_copy {
+    const device_scratch *s;
+    const model_run *runs;
+    int n_runs, first;
+} logits_copy;
+
+static void copy_logits(void *ctx, int task)
+{
+    const logits_copy *job = ctx;
+    int vocab = job->s->d->m->config.vocab;
+    memcpy(logits_place(job->runs, job->n_runs, job->first + task, vocab),
+            job->s->host_logits + (size_t)task * (size_t)vocab, (size_t)vocab * sizeof(float));
+}
+
 /* The first LOGIT_ROWS of them have been computed. */
 static status bring_logits(device_scratch *s, const model_run *runs, int n_runs, int wanted, err *e)
 {
@@ -291,33 +318,47 @@ static status bring_logits(device_scratch *s, const model_run *runs, int n_runs,
         }
         TRY(cuda_copy_out_pinned(s->d->device, s->host_logits, s->logits, (size_t)n * row_bytes, e));
         TRY(cuda_device_wait(s->d->device, e));
-        for (int i = 0; i < n; i++) {
-            memcpy(logits_place(runs, n_runs, first + i, c->vocab),
-                    s->host_logits + (size_t)i * (size_t)c->vocab, row_bytes);
-        }
+        logits_copy job = {.s = s, .runs = runs, .n_runs = n_runs, .first = first};
+        krn_pool_run(n > 1 ? s->d->m->pool : NULL, copy_logits, &job, n);
     }
     return ST_OK;
 }
 
-/* New rows to where the sessions keep them. */
+/* Rows of one run, from the packed ones to where the session keeps them. */
+typedef struct scatter {
+    const device_scratch *s;
+    const uint16_t *from;
+    int n;
+} scatter;
+
+static void scatter_head(void *ctx, int task)
+{
+    const scatter *job = ctx;
+    size_t d = (size_t)job->s->d->m->config.d, each = packed_row(&job->s->d->m->config);
+    const head_target *to = &job->s->targets[task];
+    const uint16_t *from = job->from + (size_t)task * 2 * d;
+    for (size_t t = 0; t < (size_t)job->n; t++) {
+        memcpy(to->k + t * d, from + t * each, d * sizeof *from);
+        memcpy(to->v + t * d, from + t * each + d, d * sizeof *from);
+    }
+}
+
 static void scatter_rows(const device_scratch *s, const model_run *runs, int n_runs)
 {
     const model_config *c = &s->d->m->config;
-    size_t d = (size_t)c->d, each = packed_row(c);
     const uint16_t *from = s->host_packed;
     for (int i = 0; i < n_runs; i++) {
-        for (int layer = 0; layer < c->layers && runs[i].n > 0; layer++) {
-            for (int head = 0; head < c->kv_heads; head++) {
-                size_t at = (size_t)(layer * c->kv_heads + head) * 2 * d;
-                uint16_t *k = NULL, *v = NULL;
-                runs[i].kv->new_rows(runs[i].kv->ctx, layer, head, &k, &v);
-                for (size_t t = 0; t < (size_t)runs[i].n; t++) {
-                    memcpy(k + t * d, from + t * each + at, d * sizeof *k);
-                    memcpy(v + t * d, from + t * each + at + d, d * sizeof *v);
-                }
-            }
+        int heads = c->layers * c->kv_heads;
+        if (runs[i].n == 0) {
+            continue;
         }
-        from += (size_t)runs[i].n * each;
+        for (int h = 0; h < heads; h++) {
+            runs[i].kv->new_rows(
+                    runs[i].kv->ctx, h / c->kv_heads, h % c->kv_heads, &s->targets[h].k, &s->targets[h].v);
+        }
+        scatter job = {.s = s, .from = from, .n = runs[i].n};
+        krn_pool_run(runs[i].n >= POOL_ROWS ? s->d->m->pool : NULL, scatter_head, &job, heads);
+        from += (size_t)runs[i].n * packed_row(c);
     }
 }
 
@@ -478,6 +519,10 @@ static status take_host_memory(device_scratch *s, err *e)
     const model_config *c = &s->d->m->config;
     size_t rows = (size_t)s->max_rows;
     void *memory = NULL;
+    s->targets = base_zalloc((size_t)c->layers * (size_t)c->kv_heads, sizeof *s->targets);
+    if (s->targets == NULL) {
+        return FAIL(e, ST_ERR_MEMORY, "out of memory for a forward pass");
+    }
     TRY(cuda_take_pinned(s->d->device, s->control.bytes, &memory, e));
     s->control.host = memory;
     TRY(cuda_take_pinned(s->d->device, rows * (size_t)c->width * sizeof(float), &memory, e));
@@ -528,5 +573,6 @@ void device_scratch_close(device_scratch *s)
     }
     cuda_rows_close(device, s->in);
     device_attention_close(s->attention);
+    base_free(s->targets);
     base_free(s);
 }

@@ -116,8 +116,15 @@ status cuda_matmul(cuda_device *d, const cuda_rows *r, const cuda_product *produ
 
 /* ---- row operations ---- */
 
-/* RMSNorm of n rows of `cols` (at most 1024) in place: QK norm. */
-status cuda_rmsnorm(cuda_device *d, float *x, const float *weight, float eps, int64_t n, int cols, err *e);
+/* RMSNorm in place of q_rows rows of q and k_rows of k, of `cols` (at most 1024) each: QK norm. */
+typedef struct cuda_head_norms {
+    float *q, *k;
+    const float *q_weight, *k_weight;
+    int64_t q_rows, k_rows;
+    int cols;
+    float eps;
+} cuda_head_norms;
+status cuda_norm_heads(cuda_device *d, const cuda_head_norms *a, err *e);
 
 /* Angles of query variants, in double like krn_rope_angles: cos_sin [n][n_variants][dims/2][2] for
  * position[t] - shift[run[t]][v], and own [n][dims/2][2] for position[t]. */

@@ -23,7 +23,14 @@ struct cuda_matrix {
 
 namespace {
 
-enum { WARPS = PRODUCT_PARTS, THREADS = 32 * WARPS, WIDE_TOKENS = 64, STAGES = 3, BATCH = 4 };
+enum {
+    WARPS = PRODUCT_PARTS,
+    THREADS = 32 * WARPS,
+    WIDE_TOKENS = 64,
+    STAGES = 3,
+    BATCH = 4,
+    NARROW_ROWS_MAX = 64
+};
 
 struct matrix_view {
     const uint8_t *codes, *scales, *mins;
@@ -403,29 +410,47 @@ __device__ inline void add_unit(const launch_args &p,
     }
 }
 
+template <int kind>
+__device__ inline void load_batch(
+        const matrix_view &m, int64_t unit, int64_t end, int lane, fragment<kind> (&f)[BATCH])
+{
+#pragma unroll
+    for (int i = 0; i < BATCH; i++) {
+        if (unit + i < end) {
+            f[i].load(m, unit + i, lane);
+        }
+    }
+}
+
 /* A block has one tile, a warp one part of its columns. */
 template <int kind, int groups> __global__ void __launch_bounds__(THREADS) narrow(const launch_args p)
 {
     __shared__ float partial[PRODUCT_PARTS][groups][32][4];
     const int lane = threadIdx.x % 32, part = threadIdx.x / 32;
     const int first_token = static_cast<int>(blockIdx.y) * 8 * groups;
+    cuda::let_next_begin();
     int64_t tile;
     const matrix_view &m = find_matrix(p, 1, blockIdx.x, tile);
     const int64_t base = tile * p.units, end = part_start(p.units, part + 1);
     float acc[groups][4] = {};
+    fragment<kind> f[BATCH];
+    if (groups ==
+            1) { /* the first weights come while the kernel before ends; with more rows registers are too few */
+        load_batch<kind>(m, base + part_start(p.units, part), base + end, lane, f);
+    }
+    cuda::wait_for_previous();
     for (int64_t unit = part_start(p.units, part); unit < end; unit += BATCH) {
-        fragment<kind> f[BATCH];
-#pragma unroll
-        for (int i = 0; i < BATCH; i++) {
-            if (unit + i < end) {
-                f[i].load(m, base + unit + i, lane);
-            }
+        if (groups > 1) {
+            load_batch<kind>(m, base + unit, base + end, lane, f);
         }
 #pragma unroll
         for (int i = 0; i < BATCH; i++) {
             if (unit + i < end) {
                 add_unit<kind, groups>(p, f[i], unit + i, first_token, lane, acc);
             }
+        }
+        if (groups == 1) {
+            load_batch<kind>(m, base + unit + BATCH, base + end, lane, f);
         }
     }
 #pragma unroll
@@ -517,7 +542,9 @@ template <int kind> __global__ void __launch_bounds__(THREADS, 2) wide(const lau
     const int64_t base = (idle ? 0 : tile) * p.units;
     float acc[8][4] = {}, total[8][4] = {};
     fragment<kind> next;
+    cuda::let_next_begin();
     next.load(m, base, lane);
+    cuda::wait_for_previous();
     for (int i = 0; i < STAGES - 1; i++) {
         fetch_stage(p, stages[i], i, first_token);
     }
@@ -551,31 +578,42 @@ template <int kind> __global__ void __launch_bounds__(THREADS, 2) wide(const lau
 
 /* ---- launch ---- */
 
-template <int kind> void launch_kind(const launch_args &p, cudaStream_t stream)
+template <int kind, int groups> cudaError_t launch_narrow(const cuda_device *d, const launch_args &p)
 {
-    unsigned tiles = 0, blocks = 0;
+    unsigned tiles = 0;
     for (int i = 0; i < p.n_matrices; i++) {
         tiles += static_cast<unsigned>(p.m[i].tiles);
-        blocks += cuda::blocks_for(p.m[i].tiles, WARPS);
     }
-    if (p.n <= 8) {
-        narrow<kind, 1><<<tiles, THREADS, 0, stream>>>(p);
-    } else if (p.n <= 16) {
-        narrow<kind, 2><<<tiles, THREADS, 0, stream>>>(p);
-    } else if (p.n <= 32) {
-        narrow<kind, 4><<<tiles, THREADS, 0, stream>>>(p);
-    } else {
-        wide<kind><<<blocks * cuda::blocks_for(p.n, WIDE_TOKENS), THREADS, 0, stream>>>(p);
-    }
+    return cuda::launch_chained(
+            d, narrow<kind, groups>, dim3(tiles, cuda::blocks_for(p.n, 8 * groups)), THREADS, 0, p);
 }
 
-void launch(int kind, const launch_args &p, cudaStream_t stream)
+template <int kind> cudaError_t launch_kind(const cuda_device *d, const launch_args &p)
 {
-    using launcher = void (*)(const launch_args &, cudaStream_t);
+    if (p.n <= 8) {
+        return launch_narrow<kind, 1>(d, p);
+    }
+    if (p.n <= 16) {
+        return launch_narrow<kind, 2>(d, p);
+    }
+    if (p.n <= NARROW_ROWS_MAX) {
+        return launch_narrow<kind, 4>(d, p);
+    }
+    unsigned blocks = 0;
+    for (int i = 0; i < p.n_matrices; i++) {
+        blocks += cuda::blocks_for(p.m[i].tiles, WARPS);
+    }
+    return cuda::launch_chained(
+            d, wide<kind>, dim3(blocks * cuda::blocks_for(p.n, WIDE_TOKENS)), THREADS, 0, p);
+}
+
+cudaError_t launch(const cuda_device *d, int kind, const launch_args &p)
+{
+    using launcher = cudaError_t (*)(const cuda_device *, const launch_args &);
     static const launcher of_kind[] = {launch_kind<PRODUCT_HALVES>, launch_kind<PRODUCT_BYTES>,
             launch_kind<PRODUCT_NIBBLES>, launch_kind<PRODUCT_NIBBLES_MIN>, launch_kind<PRODUCT_NIBBLES_K>,
             launch_kind<PRODUCT_BYTES_K>, launch_kind<PRODUCT_BYTES_16>};
-    of_kind[kind](p, stream);
+    return of_kind[kind](d, p);
 }
 
 matrix_view view_of(const cuda_product &product)
@@ -685,8 +723,7 @@ extern "C" status cuda_matmul(
                 done[i] = true;
             }
         }
-        launch(l.kind, p, d->stream);
-        TRY_CUDA(cudaGetLastError());
+        TRY_CUDA(launch(d, l.kind, p));
     }
     return ST_OK;
 }

@@ -8,7 +8,15 @@
 
 namespace {
 
-enum { LOAD_THREADS = 256, UNIT_COLS = 64, SUM_COLS = 32, TOKENS_ALIGNED = 64, HEAD_MAX = 256 };
+enum { LOAD_PLAIN_BYTES = 32 << 10 };
+enum {
+    LOAD_THREADS = 256,
+    LOAD_THREADS_MAX = 1024,
+    UNIT_COLS = 64,
+    SUM_COLS = 32,
+    TOKENS_ALIGNED = 64,
+    HEAD_MAX = 256
+};
 
 struct sum_of {
     __device__ static float identity()
@@ -59,44 +67,45 @@ template <class Op> __device__ inline float reduce_block(float x, Op op)
 
 /* ---- loading ---- */
 
+/* A source puts a row's numbers into shared memory, each thread those that it takes from there again. */
 struct plain_source {
     const float *x;
-    __device__ void begin(int, int64_t) {}
-    __device__ float at(int64_t row, int64_t col, int64_t cols) const
+    __device__ void fill(float *values, int64_t row, int64_t cols) const
     {
-        return x[row * cols + col];
+        for (int64_t i = threadIdx.x; i < cols; i += blockDim.x) {
+            values[i] = x[row * cols + i];
+        }
     }
 };
 
 struct norm_source {
     const float *x, *weight;
     const int32_t *which;
-    float eps, factor;
-    int64_t from;
-    __device__ void begin(int row, int64_t cols)
+    float eps;
+    __device__ void fill(float *values, int64_t row, int64_t cols) const
     {
-        from = which != nullptr ? which[row] : row;
+        const float *from = x + (which != nullptr ? which[row] : row) * cols;
         float sum = 0.0f;
-        for (int64_t i = threadIdx.x; i < cols; i += LOAD_THREADS) {
-            const float v = x[from * cols + i];
-            sum += v * v;
+        for (int64_t i = threadIdx.x; i < cols; i += blockDim.x) {
+            values[i] = from[i];
+            sum += values[i] * values[i];
         }
         sum = reduce_block(sum, sum_of());
-        factor = 1.0f / sqrtf(sum / static_cast<float>(cols) + eps);
-    }
-    __device__ float at(int64_t, int64_t col, int64_t cols) const
-    {
-        return x[from * cols + col] * factor * weight[col];
+        const float factor = 1.0f / sqrtf(sum / static_cast<float>(cols) + eps);
+        for (int64_t i = threadIdx.x; i < cols; i += blockDim.x) {
+            values[i] = values[i] * factor * weight[i];
+        }
     }
 };
 
 struct swiglu_source {
     const float *gate, *up;
-    __device__ void begin(int, int64_t) {}
-    __device__ float at(int64_t row, int64_t col, int64_t cols) const
+    __device__ void fill(float *values, int64_t row, int64_t cols) const
     {
-        const float g = gate[row * cols + col];
-        return g / (1.0f + expf(-g)) * up[row * cols + col];
+        for (int64_t i = threadIdx.x; i < cols; i += blockDim.x) {
+            const float g = gate[row * cols + i];
+            values[i] = g / (1.0f + expf(-g)) * up[row * cols + i];
+        }
     }
 };
 
@@ -107,13 +116,16 @@ struct load_args {
 };
 
 template <class Source>
-__global__ void __launch_bounds__(LOAD_THREADS) load_rows(Source source, const load_args a)
+__global__ void __launch_bounds__(LOAD_THREADS_MAX) load_rows(const Source source, const load_args a)
 {
+    extern __shared__ float values[];
     const int row = static_cast<int>(blockIdx.x);
-    source.begin(row, a.cols);
+    cuda::let_next_begin();
+    cuda::wait_for_previous();
+    source.fill(values, row, a.cols);
     float largest = 0.0f;
-    for (int64_t i = threadIdx.x; i < a.cols; i += LOAD_THREADS) {
-        largest = largest_of()(fabsf(source.at(row, i, a.cols)), largest);
+    for (int64_t i = threadIdx.x; i < a.cols; i += blockDim.x) {
+        largest = largest_of()(fabsf(values[i]), largest);
     }
     largest = reduce_block(largest, largest_of());
     int exponent = 0;
@@ -125,8 +137,8 @@ __global__ void __launch_bounds__(LOAD_THREADS) load_rows(Source source, const l
     if (threadIdx.x == 0) {
         a.scale[row] = ldexpf(1.0f, -exponent);
     }
-    for (int64_t i = threadIdx.x; i < a.stride; i += LOAD_THREADS) {
-        const float x = i < a.cols ? source.at(row, i, a.cols) * up : 0.0f;
+    for (int64_t i = threadIdx.x; i < a.stride; i += blockDim.x) {
+        const float x = i < a.cols ? values[i] * up : 0.0f;
         const __half high = __float2half_rn(x), low = __float2half_rn(x - __half2float(high));
         a.high[row * a.stride + i] = high;
         a.low[row * a.stride + i] = low;
@@ -143,22 +155,34 @@ template <class Source> status load(cuda_device *d, cuda_rows *r, Source source,
     r->n = n;
     r->cols = cols;
     r->stride = (cols + UNIT_COLS - 1) / UNIT_COLS * UNIT_COLS;
-    load_args a = {r->high, r->low, r->scale, r->sums, cols, r->stride, r->sum_stride};
-    load_rows<<<static_cast<unsigned>(n), LOAD_THREADS, 0, d->stream>>>(source, a);
-    TRY_CUDA(cudaGetLastError());
+    const load_args a = {r->high, r->low, r->scale, r->sums, cols, r->stride, r->sum_stride};
+    const unsigned threads = cols > LOAD_THREADS ? LOAD_THREADS_MAX : LOAD_THREADS; /* by the length alone */
+    const size_t bytes = static_cast<size_t>(cols) * sizeof(float);
+    if (bytes > LOAD_PLAIN_BYTES) {
+        TRY_CUDA(cudaFuncSetAttribute(
+                load_rows<Source>, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)));
+    }
+    TRY_CUDA(cuda::launch_chained(
+            d, load_rows<Source>, dim3(static_cast<unsigned>(n)), threads, bytes, source, a));
     return ST_OK;
 }
 
 /* ---- in place ---- */
 
-__global__ void norm_rows(float *x, const float *weight, float eps, int cols)
+/* Heads of q, then heads of k, each a block. */
+__global__ void norm_heads(const cuda_head_norms a)
 {
-    float *row = x + static_cast<int64_t>(blockIdx.x) * cols;
+    cuda::let_next_begin();
+    cuda::wait_for_previous();
+    const bool is_q = blockIdx.x < a.q_rows;
+    const int64_t at = is_q ? blockIdx.x : blockIdx.x - a.q_rows;
+    float *row = (is_q ? a.q : a.k) + at * a.cols;
     const int i = static_cast<int>(threadIdx.x);
-    const float v = i < cols ? row[i] : 0.0f;
+    const float v = i < a.cols ? row[i] : 0.0f;
     const float sum = reduce_block(v * v, sum_of());
-    if (i < cols) {
-        row[i] = v * (1.0f / sqrtf(sum / static_cast<float>(cols) + eps)) * weight[i];
+    if (i < a.cols) {
+        const float *weight = is_q ? a.q_weight : a.k_weight;
+        row[i] = v * (1.0f / sqrtf(sum / static_cast<float>(a.cols) + a.eps)) * weight[i];
     }
 }
 
@@ -220,6 +244,8 @@ __global__ void store_rows(const cuda_new_rows a)
 {
     __shared__ float x[HEAD_MAX], other[HEAD_MAX];
     const int head = static_cast<int>(blockIdx.x), i = static_cast<int>(threadIdx.x), d = a.d;
+    cuda::let_next_begin();
+    cuda::wait_for_previous();
     const int64_t row = blockIdx.y, at = (row * a.kv_heads + head) * d + i;
     x[i] = a.k[at];
     __syncthreads();
@@ -345,7 +371,7 @@ extern "C" status cuda_rows_load_norm(cuda_device *d,
         int64_t cols,
         err *e)
 {
-    return load(d, r, norm_source{x, weight, which, eps, 0.0f, 0}, n, cols, e);
+    return load(d, r, norm_source{x, weight, which, eps}, n, cols, e);
 }
 
 extern "C" status cuda_rows_load_swiglu(
@@ -354,13 +380,12 @@ extern "C" status cuda_rows_load_swiglu(
     return load(d, r, swiglu_source{gate, up}, n, cols, e);
 }
 
-extern "C" status cuda_rmsnorm(
-        cuda_device *d, float *x, const float *weight, float eps, int64_t n, int cols, err *e)
+extern "C" status cuda_norm_heads(cuda_device *d, const cuda_head_norms *a, err *e)
 {
-    REQUIRE(cols >= 1 && cols <= 1024);
-    const unsigned threads = cuda::blocks_for(cols, 32) * 32;
-    norm_rows<<<static_cast<unsigned>(n), threads, 0, d->stream>>>(x, weight, eps, cols);
-    TRY_CUDA(cudaGetLastError());
+    REQUIRE(a->cols >= 1 && a->cols <= LOAD_THREADS_MAX && a->q_rows >= 0 && a->k_rows >= 0);
+    const unsigned threads = cuda::blocks_for(a->cols, 32) * 32;
+    TRY_CUDA(cuda::launch_chained(
+            d, norm_heads, dim3(static_cast<unsigned>(a->q_rows + a->k_rows)), threads, 0, *a));
     return ST_OK;
 }
 
@@ -376,8 +401,7 @@ extern "C" status cuda_store_rows(cuda_device *d, const cuda_new_rows *a, int n,
 {
     REQUIRE(a->d <= HEAD_MAX && a->d % 32 == 0);
     const dim3 blocks(static_cast<unsigned>(a->kv_heads), static_cast<unsigned>(n));
-    store_rows<<<blocks, static_cast<unsigned>(a->d), 0, d->stream>>>(*a);
-    TRY_CUDA(cudaGetLastError());
+    TRY_CUDA(cuda::launch_chained(d, store_rows, blocks, static_cast<unsigned>(a->d), 0, *a));
     return ST_OK;
 }
 

@@ -355,10 +355,15 @@ static void norm_and_argmax(void **state)
     enum { N = 7, D = 96 };
     float *x = random_floats(N * D, true), *w = random_floats(D, false), got[N * D], expected[N * D];
     float *dx = to_device(x, sizeof got), *dw = to_device(w, D * sizeof *w);
-    assert_int_equal(cuda_rmsnorm(device, dx, dw, 1e-6f, N, D, &e), ST_OK);
+    float *dk = to_device(x, 2 * D * sizeof *x);
+    cuda_head_norms norms = {dx, dk, dw, dw, N, 2, D, 1e-6f};
+    assert_int_equal(cuda_norm_heads(device, &norms, &e), ST_OK);
     from_device(dx, got, sizeof got);
     krn_rmsnorm(x, w, 1e-6f, expected, N, D);
-    near(got, expected, N * D, 1e-5, "norm in place");
+    near(got, expected, N * D, 1e-5, "norm of q");
+    from_device(dk, got, 2 * D * sizeof *got);
+    near(got, expected, 2 * D, 1e-5, "norm of k");
+    cuda_release(device, dk);
     x[2 * D + 5] = x[2 * D + 90] = 9999.0f; /* equals: the lower one */
     x[3 * D + 1] = NAN;
     cuda_release(device, dx);
