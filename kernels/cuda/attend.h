@@ -3,9 +3,9 @@
  * one launch per layer. The CUDA twin of krn_attend for n_rows = 1 per sequence; it reads the same page bytes.
  *
  * A LIST is the spans of one (sequence, KV head), as krn_span with device addresses. The planner cuts lists into TILES
- * (a page, or 16 BF16 rows) and ITEMS (a run of tiles that one block reads) on the host, once per step. How a list is
- * cut is a function of that list and the device alone, and partial results are joined in list order: so a sequence's
- * result is the same bits alone and beside others.
+ * (a page, or 16 BF16 rows) and CHUNKS (a run of tiles) on the host, once per step. How a list is cut is a function of
+ * that list and the device alone, and partial results of chunks are joined in list order: so a sequence's result is the
+ * same bits alone and beside others. An ITEM is what one block reads: a chunk, or several where lists are many.
  *
  * Nothing here allocates. cuda_attend_plan writes into host memory given by the caller, cuda_attend_upload copies it to
  * the device workspace, cuda_attend_launch only launches and may be captured in a graph. No CUDA type appears: a stream
@@ -39,19 +39,23 @@ typedef struct cuda_attend_policy {
     int tiles_min;                /* of an item, as far as the list has them; 0: 8 */
     int items_per_multiprocessor; /* of one sequence at most; 0: 1, and 2 for lists of more than ATTEND_LONG_TILES */
     int items_capacity; /* blocks of the launch, so that a captured one fits later plans; 0: as many as there are items */
+    int cluster; /* blocks of a list that join directly, a power of two up to 16; 1: none; 0: as fits the lists. Shows in
+                  * no result. Ignored where it does not fit or the device has no clusters */
 } cuda_attend_policy;
-enum { ATTEND_LONG_TILES = 2048 };
+enum { ATTEND_LONG_TILES = 128 };
 
 /* A plan's parts, in bytes from the start of the workspace. The image (items, tiles, counters) is what is uploaded. */
 typedef struct cuda_attend_plan {
     int n_items, n_blocks, n_sequences;
+    int cluster; /* of the launch: 1, or a divisor of n_blocks */
+    bool gathers; /* blocks with several chunks of a list: they keep room to join their warps while tiles stream */
     bool shared;
     uint64_t counters_at, tiles_at, image_bytes, partials_at, workspace_bytes;
 } cuda_attend_plan;
 
 /* Host bytes of an image for at most so many items and tiles: a page is one tile, a BF16 span rows/16 rounded up. */
 size_t cuda_attend_image_bytes(const cuda_attend_shape *s, int64_t n_lists, int64_t n_items, int64_t n_tiles);
-/* Items that lists of these lengths [n_lists] become when no item would meet more than 8 variants (each time one would,
+/* Blocks that lists of these lengths [n_lists] need, items and what fills up clusters, when no item would meet more than 8 variants (each time one would,
  * there is an item more); multiply by kv_heads when the lists are shared. */
 int64_t cuda_attend_items(
         const cuda_attend_shape *s, const cuda_attend_policy *policy, const int64_t *tiles, int n_lists);
@@ -100,8 +104,8 @@ typedef struct cuda_attend_call {
 /* Copies the image; `image` must stay until the copy is done. */
 status cuda_attend_upload(
         const cuda_attend_plan *plan, const void *image, void *workspace, void *stream, err *e);
-/* One launch of plan->n_blocks blocks. Where a later plan has the same n_blocks, tiles_at, counters_at and partials_at
- * (the same capacities), uploading it and replaying the captured launch is enough: blocks without an item end at once. */
+/* One launch of plan->n_blocks blocks. Where a later plan has the same n_blocks, cluster, tiles_at, counters_at and
+ * partials_at (the same capacities), uploading it and replaying the captured launch is enough: blocks without an item end at once. */
 status cuda_attend_launch(
         const cuda_attend_plan *plan, const cuda_attend_call *call, void *workspace, void *stream, err *e);
 

@@ -13,6 +13,13 @@
 #define ATTEND_BULK 0
 #endif
 
+/* Thread block clusters, whose blocks read each other's shared memory. */
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#define ATTEND_CLUSTERS 1
+#else
+#define ATTEND_CLUSTERS 0
+#endif
+
 namespace attend {
 
 static __device__ __forceinline__ uint32_t shared_address(const void *p)
@@ -102,6 +109,17 @@ static __device__ __forceinline__ float reciprocal_approximate(float x)
     float y;
     asm("rcp.approx.ftz.f32 %0,%1;" : "=f"(y) : "f"(x));
     return y;
+}
+
+/* Over the warp, of numbers that are not negative. */
+static __device__ __forceinline__ float warp_max_positive(float x)
+{
+    return __uint_as_float(__reduce_max_sync(~0u, __float_as_uint(x)));
+}
+
+static __device__ __forceinline__ int warp_sum_integer(int x)
+{
+    return __reduce_add_sync(~0u, x);
 }
 
 static __device__ __forceinline__ float rounded_to_bf16(float x)
@@ -207,6 +225,60 @@ static __device__ __forceinline__ void barrier_arrive_after_copies(uint32_t barr
     asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier) : "memory");
 }
 #endif
+
+/* ---- clusters of blocks; without them every block is a cluster of its own ---- */
+
+static __device__ __forceinline__ int cluster_size()
+{
+    uint32_t n = 1;
+#if ATTEND_CLUSTERS
+    asm("mov.u32 %0,%%cluster_nctaid.x;" : "=r"(n));
+#endif
+    return static_cast<int>(n);
+}
+
+/* Every thread of the cluster's blocks that have not ended comes to both; what they wrote before they arrived is seen
+ * after the wait. */
+static __device__ __forceinline__ void cluster_arrive()
+{
+#if ATTEND_CLUSTERS
+    asm volatile("barrier.cluster.arrive.release;" ::: "memory");
+#endif
+}
+
+static __device__ __forceinline__ void cluster_wait()
+{
+#if ATTEND_CLUSTERS
+    asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
+#endif
+}
+
+/* A float of the same place in shared memory as `address`, in the cluster's block number `rank`. */
+static __device__ __forceinline__ float load_cluster(uint32_t address, int rank)
+{
+    float x = 0.0f;
+#if ATTEND_CLUSTERS
+    asm volatile("{.reg .b32 a; mapa.shared::cluster.u32 a,%1,%2; ld.shared::cluster.f32 %0,[a];}"
+                 : "=f"(x)
+                 : "r"(address), "r"(rank)
+                 : "memory");
+#else
+    (void)address;
+    (void)rank;
+#endif
+    return x;
+}
+
+/* Makes the compiler load x here. */
+static __device__ __forceinline__ void keep(uint32_t x)
+{
+    asm volatile("" ::"r"(x));
+}
+
+static __device__ __forceinline__ void prefetch(const void *p)
+{
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
+}
 
 /* ---- programmatic dependent launch ---- */
 

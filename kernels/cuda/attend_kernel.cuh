@@ -4,8 +4,9 @@
  * Data flow. Tiles (coded pages, or 16 BF16 rows) stream through a ring of stages in shared memory. Tile number p of the
  * item lives in stage p mod stages and is read by warp p mod 8; the warp that has read it refills its stage, so no warp
  * waits for another. Meanwhile the block turns the query: RoPE, rotation into stored space, 16-bit integers. Warps keep
- * their own softmax (running maximum) and output; the block joins its warps, and the last block of a list joins the
- * list's blocks in list order, rotates the output back and writes it.
+ * their own softmax (running maximum) and output; the block joins its warps. A list's blocks are joined in list order,
+ * within a cluster through shared memory, else by the last of them through global memory; the output is rotated back and
+ * written.
  *
  * Arithmetic. Codes never become floats. A masked word holds four codes as bytes (attend_layout of fragment.h: the four
  * bytes of a word are one k group of m16n8k32), so keys are products of bytes: the query is a 16-bit integer X with one
@@ -51,19 +52,23 @@ static __device__ __forceinline__ void read_tile(const parameters &p,
         float s[8][C::NT][2], step[C::NT];
         uint32_t w[C::NT][8];
         key_scores<C>(p, tile, lane, b, k, s);
+        stamp(p, STAMP_TILE_SCORED);
         weights<C>(p, tile, rows, lane, k, s, st, w, step);
+        stamp(p, STAMP_TILE_WEIGHED);
         value_products<C>(p, tile, lane, w, step, st);
     } else {
         bf16_tile<C>(p, tile, rows, lane, b, k, st);
     }
 }
 
-/* Every eighth tile of the item, from the ring. */
+/* Every eighth tile of the item's tiles [first, end), from the ring. */
 template <class C>
 static __device__ __forceinline__ void read_tiles(const parameters &p,
         const attend_item &item,
         const ring &r,
         const fixed_shared<C> &sh,
+        int first,
+        int end,
         int warp,
         int lane,
         state<C> &st)
@@ -72,9 +77,13 @@ static __device__ __forceinline__ void read_tiles(const parameters &p,
     const int n = static_cast<int>(item.n_tiles);
     uint32_t b[C::NT][C::HELD];
     query_constants k[C::NT];
-    int stage = warp, variant = -1;
+    int stage = first + warp, variant = -1;
     uint32_t parity = 0;
-    for (int i = warp; i < n; i += ATTEND_WARPS) {
+    if (first > 0) {
+        parity = static_cast<uint32_t>(stage / p.stages & 1);
+        stage %= p.stages;
+    }
+    for (int i = first + warp; i < end; i += ATTEND_WARPS) {
         while (stage >= p.stages) {
             stage -= p.stages;
             parity ^= 1u;
@@ -84,6 +93,7 @@ static __device__ __forceinline__ void read_tiles(const parameters &p,
         const uint4 next = refill ? __ldg(tiles + i + p.stages) : make_uint4(0, 0, 0, 0);
 #endif
         const uint32_t meta = wait_for_tile(r, stage, i, parity);
+        stamp(p, STAMP_TILE_THERE);
         const int wanted = static_cast<int>(meta >> 16 & 0xffu);
         if (wanted != variant) {
             variant = wanted;
@@ -91,6 +101,7 @@ static __device__ __forceinline__ void read_tiles(const parameters &p,
         }
         read_tile<C>(p, r, stage, meta, lane, b, k, st);
         __syncwarp(); /* all lanes have read the stage */
+        stamp(p, STAMP_TILE_READ);
         if (refill) {
 #if !ATTEND_BULK
             const uint4 next = __ldg(tiles + i + p.stages);
@@ -168,6 +179,106 @@ template <class C> static __device__ __forceinline__ void clear(state<C> &st)
     }
 }
 
+/* Up to the queries in shared memory: what does not depend on the kernel before this one is done before it ends. */
+template <class C>
+static __device__ __forceinline__ void prepare_block(const parameters &p,
+        const attend_item *planned,
+        fixed_shared<C> &sh,
+        const ring &r,
+        int warp,
+        int lane)
+{
+    if (threadIdx.x < static_cast<int>(sizeof sh.item / 16)) { /* for later; registers are short */
+        reinterpret_cast<uint4 *>(&sh.item)[threadIdx.x] =
+                reinterpret_cast<const uint4 *>(planned)[threadIdx.x];
+        sh.page_add = r.page_add;
+        sh.row_add = r.row_add;
+    }
+    /* brings all lines of the parameters near, where nothing waits for them yet */
+    keep(static_cast<uint32_t>(p.group));
+    keep(static_cast<uint32_t>(p.k_rotation));
+    keep(p.v_table);
+    keep(p.v_scale_at);
+    keep(static_cast<uint32_t>(p.row_offset));
+    init_ring<C>(r, p.stages, lane, warp);
+    fill_first<C>(p, *planned, r, warp, lane, true);
+    stamp(p, STAMP_ASKED);
+    /* heads that are not there: zero operands, constants that make harmless scores */
+    for (int i = threadIdx.x; i < static_cast<int>(sizeof sh.fragments / 16); i += THREADS) {
+        reinterpret_cast<uint4 *>(sh.fragments)[i] = make_uint4(0, 0, 0, 0);
+    }
+    for (int i = threadIdx.x; i < ATTEND_LOCAL_VARIANTS * C::SLOTS; i += THREADS) {
+        sh.constants[i / C::SLOTS][i % C::SLOTS] = query_constants{0.0f, 0.0f, 0.0f, 0.0f};
+    }
+    __syncthreads();
+    const query_source source = query_of(p, sh.item, C::D, warp);
+    prefetch_query(source, C::D, lane);
+    wait_for_previous_kernel();
+    stamp(p, STAMP_PREVIOUS_ENDED);
+    stamp(p, STAMP_TIME_PREVIOUS_ENDED);
+    if (sh.item.has_rows) {
+        fill_first<C>(p, sh.item, r, warp, lane, false);
+    }
+    prepare_queries<C>(p, sh.item, source, sh, warp, lane);
+    __syncthreads();
+    stamp(p, STAMP_QUERY);
+}
+
+/* The item's chunks, each to its partial result; the last one's stays in shared memory where it is wanted directly. */
+template <class C>
+static __device__ __forceinline__ void read_chunks(
+        const parameters &p, const ring &r, fixed_shared<C> &sh, bool direct, int warp, int lane)
+{
+    const attend_item &item = sh.item;
+    const int n = static_cast<int>(item.n_tiles), each = static_cast<int>(item.chunk_tiles),
+              n_own = static_cast<int>(item.n_own);
+    float *const space = reinterpret_cast<float *>(r.stages + p.join_at);
+    for (int own = 0; own < n_own; own++) {
+        state<C> st;
+        clear<C>(st);
+        read_tiles<C>(
+                p, item, r, sh, own * each, (own + 1) * each < n ? (own + 1) * each : n, warp, lane, st);
+        stamp(p, STAMP_TILES_READ);
+        finish_warp<C>(p, st);
+        float *const partial = direct ? nullptr : partial_of<C>(p, item.first_partial + item.chunk + own);
+        join_warps<C>(p, item, sh, st, space, partial, warp, lane);
+    }
+    stamp(p, STAMP_WARPS_JOINED);
+}
+
+/* Joins the list's chunks. False where other blocks do the rest; else the warp's row of rows is `row`. */
+template <class C>
+static __device__ __forceinline__ bool join_list(const parameters &p,
+        fixed_shared<C> &sh,
+        float *space,
+        bool direct,
+        float (*&rows)[C::D],
+        int &row,
+        int warp,
+        int lane)
+{
+    const attend_item &item = sh.item;
+    rows = sh.scratch;
+    row = warp;
+    if (item.n_chunks == 1) {
+        divide_by_total<C>(item, sh);
+    } else if (direct) {
+        rows = reinterpret_cast<float(*)[C::D]>(space);
+        row = join_cluster<C>(p, item, sh, rows, warp, lane);
+        if (p.v_rotation == ROTATION_MATRIX) {
+            __syncthreads();
+            return item.chunk == 0;
+        }
+    } else {
+        if (!is_last_chunk<C>(p, item, sh)) {
+            return false;
+        }
+        stamp(p, STAMP_COUNTED);
+        join_chunks<C>(p, item, rows, space, warp, lane);
+    }
+    return true;
+}
+
 template <int D, int NT, int MODE>
 __global__ void __launch_bounds__(THREADS, config<D, NT, MODE>::BLOCKS)
         attend_kernel(const __grid_constant__ parameters p)
@@ -176,6 +287,7 @@ __global__ void __launch_bounds__(THREADS, config<D, NT, MODE>::BLOCKS)
     extern __shared__ __align__(128) uint8_t shared[];
     fixed_shared<C> &sh = *reinterpret_cast<fixed_shared<C> *>(shared);
     const int warp = threadIdx.x / LANES, lane = threadIdx.x % LANES;
+    stamp(p, STAMP_START);
     let_next_kernel_start();
     const attend_item *const planned = p.items + blockIdx.x;
     if (planned->n_heads == 0) {
@@ -189,44 +301,21 @@ __global__ void __launch_bounds__(THREADS, config<D, NT, MODE>::BLOCKS)
     r.page_bytes = p.page_bytes;
     r.page_add = static_cast<uint64_t>(p.page_offset + planned->kv_head * p.page_head_stride);
     r.row_add = static_cast<uint64_t>(p.row_offset + planned->kv_head * p.row_head_stride);
-    if (threadIdx.x < static_cast<int>(sizeof sh.item / 16)) { /* for later; registers are short */
-        reinterpret_cast<uint4 *>(&sh.item)[threadIdx.x] =
-                reinterpret_cast<const uint4 *>(planned)[threadIdx.x];
-        sh.page_add = r.page_add;
-        sh.row_add = r.row_add;
-    }
-    init_ring<C>(r, p.stages, lane, warp);
-    fill_first<C>(p, *planned, r, warp, lane, true);
-    /* heads that are not there: zero operands, constants that make harmless scores */
-    for (int i = threadIdx.x; i < static_cast<int>(sizeof sh.fragments / 16); i += THREADS) {
-        reinterpret_cast<uint4 *>(sh.fragments)[i] = make_uint4(0, 0, 0, 0);
-    }
-    for (int i = threadIdx.x; i < ATTEND_LOCAL_VARIANTS * C::SLOTS; i += THREADS) {
-        sh.constants[i / C::SLOTS][i % C::SLOTS] = query_constants{0.0f, 0.0f, 0.0f, 0.0f};
-    }
-    __syncthreads();
-    const attend_item &item = sh.item;
-    wait_for_previous_kernel();
-    fill_first<C>(p, item, r, warp, lane, false);
-    prepare_queries<C>(p, item, sh, warp, lane);
-    __syncthreads();
+    prepare_block<C>(p, planned, sh, r, warp, lane);
 
-    state<C> st;
-    clear<C>(st);
-    read_tiles<C>(p, item, r, sh, warp, lane, st);
-    finish_warp<C>(p, st);
-    float *space = reinterpret_cast<float *>(r.stages);
-    join_warps<C>(sh, st, space, warp, lane);
-    if (item.n_chunks > 1) {
-        store_partial<C>(p, item, sh);
-        if (!is_last_chunk<C>(p, item, sh)) {
-            return;
-        }
-        join_chunks<C>(p, item, sh, space, warp, lane);
-    } else {
-        divide_by_total<C>(item, sh);
+    const bool direct = sh.item.n_chunks == 1 || cluster_size() > 1; /* nothing goes through global memory */
+    read_chunks<C>(p, r, sh, direct, warp, lane);
+    float(*rows)[C::D];
+    int row;
+    if (join_list<C>(p, sh, reinterpret_cast<float *>(r.stages), direct, rows, row, warp, lane)) {
+        stamp(p, STAMP_JOINED);
+        store_output<C>(p, sh.item, rows, row, warp, lane);
     }
-    store_output<C>(p, item, sh, warp, lane);
+    if (sh.item.n_chunks > 1 && direct) {
+        cluster_wait();
+    }
+    stamp(p, STAMP_END);
+    stamp(p, STAMP_TIME_END);
 }
 
 /* A compiled kernel and what its launch needs to know. */

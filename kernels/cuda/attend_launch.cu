@@ -16,6 +16,10 @@ extern "C" {
 
 #include "kernels/cuda/attend_kernel.cuh"
 
+#ifdef ATTEND_STAMPS
+extern "C" int64_t *attend_stamps; /* of the next launch; set by the benchmark */
+#endif
+
 namespace {
 
 using attend::kernel_entry;
@@ -41,7 +45,7 @@ status cuda_failed(err *e, cudaError_t code, const char *what)
 
 struct division {
     int stages;
-    size_t shared_bytes, stage_bytes;
+    size_t shared_bytes, stage_bytes, join_at;
 };
 
 size_t rounded(size_t bytes, size_t unit)
@@ -50,23 +54,29 @@ size_t rounded(size_t bytes, size_t unit)
 }
 
 /* Stages for `blocks` blocks on a multiprocessor; none when they do not fit. */
-division divide(
-        const kernel_entry &entry, size_t stage_bytes, int blocks, int per_multiprocessor, int per_block)
+division divide(const kernel_entry &entry,
+        size_t stage_bytes,
+        bool gathers,
+        int blocks,
+        int per_multiprocessor,
+        int per_block)
 {
     const size_t reserved = 1024; /* by the system, for each block */
     const size_t weights = sizeof(float) * ATTEND_HEADS_MAX * ATTEND_CHUNKS_MAX;
     size_t budget = static_cast<size_t>(per_multiprocessor) / static_cast<size_t>(blocks) - reserved;
     budget = budget < static_cast<size_t>(per_block) ? budget : static_cast<size_t>(per_block);
-    division d = {0, 0, stage_bytes};
-    if (budget > entry.fixed_bytes) {
-        const size_t stages = (budget - entry.fixed_bytes) / stage_bytes, most = ATTEND_STAGES_MAX;
+    division d = {0, 0, stage_bytes, 0};
+    const size_t beside = entry.fixed_bytes + (gathers ? entry.join_bytes : 0);
+    if (budget > beside) {
+        const size_t stages = (budget - beside) / stage_bytes, most = ATTEND_STAGES_MAX;
         d.stages = static_cast<int>(stages < most ? stages : most);
     }
     const size_t ring = static_cast<size_t>(d.stages) * stage_bytes;
     if (d.stages < 2 || ring < entry.join_bytes || ring < weights) {
         d.stages = 0;
     }
-    d.shared_bytes = entry.fixed_bytes + ring;
+    d.join_at = gathers ? ring : 0;
+    d.shared_bytes = beside + ring;
     return d;
 }
 
@@ -172,34 +182,61 @@ parameters fill_parameters(
     p.k_zero_at = f.k_zero_at;
     p.v_zero_at = f.v_zero_at;
     p.page_bytes = f.bytes;
+#ifdef ATTEND_STAMPS
+    p.stamps = attend_stamps;
+    attend_stamps += static_cast<int64_t>(plan.n_blocks) * attend::STAMPS;
+#endif
     return p;
+}
+
+/* Whether at least one cluster of the launch can run. */
+bool clusters_fit(const cudaLaunchConfig_t &config, const void *kernel)
+{
+    int n = 0;
+    const bool asked = cudaOccupancyMaxActiveClusters(&n, kernel, &config) == cudaSuccess;
+    if (!asked) {
+        (void)cudaGetLastError();
+    }
+    return asked && n > 0;
 }
 
 status launch(const kernel_entry &entry,
         const division &d,
-        int blocks,
+        const cuda_attend_plan &plan,
         bool overlap,
+        bool clusters,
         parameters p,
         cudaStream_t stream,
         err *e)
 {
     p.stages = d.stages;
     p.stage_bytes = static_cast<uint32_t>(d.stage_bytes);
+    p.join_at = static_cast<uint32_t>(d.join_at);
     const void *kernel = reinterpret_cast<const void *>(entry.kernel);
     TRY_CUDA(cudaFuncSetAttribute(
             kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(d.shared_bytes)));
     TRY_CUDA(cudaFuncSetAttribute(
             kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared));
-    cudaLaunchAttribute attribute = {};
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchAttribute attributes[2] = {};
+    attributes[0].id = cudaLaunchAttributeClusterDimension;
+    attributes[0].val.clusterDim.x = static_cast<unsigned>(plan.cluster);
+    attributes[0].val.clusterDim.y = attributes[0].val.clusterDim.z = 1;
+    attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[1].val.programmaticStreamSerializationAllowed = 1;
     cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(static_cast<unsigned>(blocks));
+    config.gridDim = dim3(static_cast<unsigned>(plan.n_blocks));
     config.blockDim = dim3(attend::THREADS);
     config.dynamicSmemBytes = d.shared_bytes;
     config.stream = stream;
-    config.attrs = &attribute;
-    config.numAttrs = overlap ? 1 : 0;
+    config.attrs = attributes;
+    config.numAttrs = 1;
+    bool clustered = clusters && plan.cluster > 1;
+    if (clustered) {
+        TRY_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1));
+        clustered = clusters_fit(config, kernel);
+    }
+    config.attrs = clustered ? attributes : attributes + 1;
+    config.numAttrs = (clustered ? 1 : 0) + (overlap ? 1 : 0);
     TRY_CUDA(cudaLaunchKernelEx(&config, entry.kernel, p));
     return ST_OK;
 }
@@ -229,15 +266,15 @@ extern "C" status cuda_attend_launch(
     const size_t stage_bytes =
             rounded(call->format.bytes > bf16_bytes ? call->format.bytes : bf16_bytes, 128);
     int blocks = call->blocks_per_multiprocessor > 0 ? call->blocks_per_multiprocessor : entry.blocks;
-    division d = divide(entry, stage_bytes, blocks, per_multiprocessor, per_block);
+    division d = divide(entry, stage_bytes, plan->gathers, blocks, per_multiprocessor, per_block);
     while (d.stages == 0 && blocks > 1) {
-        d = divide(entry, stage_bytes, --blocks, per_multiprocessor, per_block);
+        d = divide(entry, stage_bytes, plan->gathers, --blocks, per_multiprocessor, per_block);
     }
     if (d.stages == 0) {
         return FAIL(e, ST_ERR_UNSUPPORTED, "attention needs more shared memory than the device's %d bytes",
                 per_block);
     }
     const parameters p = fill_parameters(*plan, *call, levels, static_cast<char *>(workspace));
-    return launch(
-            entry, d, plan->n_blocks, call->overlap && major >= 9, p, static_cast<cudaStream_t>(stream), e);
+    return launch(entry, d, *plan, call->overlap && major >= 9, major >= 9, p,
+            static_cast<cudaStream_t>(stream), e);
 }

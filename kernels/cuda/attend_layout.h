@@ -13,7 +13,8 @@ enum {
     ATTEND_BF16_ROWS = 16,     /* rows of a BF16 tile: about as many bytes as a coded page */
     ATTEND_STAGES_MAX = 32,    /* tiles in flight or being read in one block */
     ATTEND_HEADS_MAX = 8,      /* query heads of a group that ride together */
-    ATTEND_CHUNKS_MAX = 1024
+    ATTEND_CHUNKS_MAX = 1024,
+    ATTEND_CLUSTER_MAX = 16 /* blocks of one list that may join without going through global memory */
 };
 
 enum attend_tile_kind { ATTEND_TILE_PAGE, ATTEND_TILE_BF16 };
@@ -28,7 +29,8 @@ typedef struct attend_tile {
     uint8_t pad;
 } attend_tile;
 
-/* One block's work: consecutive tiles of one (sequence, KV head), for some of its query heads. */
+/* One block's work: one chunk or more of one (sequence, KV head), for some of its query heads. Where the plan has
+ * clusters, a list's chunk c is item c of a cluster; items without heads fill it up. */
 typedef struct attend_item {
     uint32_t first_tile, n_tiles;
     uint32_t sequence;
@@ -38,7 +40,11 @@ typedef struct attend_item {
     uint16_t kv_head, first_head, n_heads; /* query heads kv_head * group + first_head .. + n_heads */
     uint16_t n_variants;
     uint16_t variants[ATTEND_LOCAL_VARIANTS];
-    uint32_t pad[4];
+    uint32_t chunk_tiles; /* of the list's longest chunk */
+    uint32_t
+            n_own; /* chunks of this item, from `chunk` on: each has chunk_tiles tiles, the last one the rest */
+    uint32_t has_rows; /* BF16 tiles among its own */
+    uint32_t pad;
 } attend_item;
 
 /* Query heads of one pass: larger groups take several passes, each an item of its own that reads the tiles again. With

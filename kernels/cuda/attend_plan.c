@@ -1,8 +1,9 @@
 /*
  * Host plan of the CUDA attention: lists of spans -> tiles and items (attend_layout.h).
  *
- * Image, from its start: items [n_blocks], counters (zero), tiles. Items that are not used have no heads. The long items
- * come first, so that the last blocks to start are short ones; that order decides where work runs, not what comes out.
+ * Image, from its start: items [n_blocks], counters (zero), tiles. Items that are not used have no heads. Lists of long
+ * items come first, so that the last blocks to start are short ones; that order decides where work runs, not what comes
+ * out. With clusters, a (list, pass) has plan.cluster items to itself.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -11,6 +12,7 @@
 
 enum {
     TILES_MIN_DEFAULT = 8, /* one for each warp of a block */
+    BLOCKS_AT_ONCE = 2,    /* on a multiprocessor */
     GROUP_MAX = 16,
     ALIGNMENT = 128
 };
@@ -52,15 +54,28 @@ static int64_t item_tiles(const cuda_attend_shape *s, const cuda_attend_policy *
     return even < tiles_min ? tiles_min : even;
 }
 
+/* Blocks of a cluster for lists of at most so many chunks; 1 for none. */
+static int cluster_of(const cuda_attend_policy *p, int64_t chunks)
+{
+    int cluster = 1, most = p->cluster > 0 ? p->cluster : ATTEND_CLUSTER_MAX;
+    while (cluster < chunks && cluster <= ATTEND_CLUSTER_MAX) {
+        cluster *= 2;
+    }
+    return cluster <= most && cluster <= ATTEND_CLUSTER_MAX ? cluster : 1;
+}
+
 int64_t cuda_attend_items(
         const cuda_attend_shape *s, const cuda_attend_policy *policy, const int64_t *tiles, int n_lists)
 {
-    int64_t items = 0;
+    int64_t items = 0, longest = 1;
     for (int i = 0; i < n_lists; i++) {
-        int64_t each = item_tiles(s, policy, tiles[i]);
-        items += tiles[i] == 0 ? 1 : (tiles[i] + each - 1) / each;
+        int64_t each = item_tiles(s, policy, tiles[i]),
+                chunks = tiles[i] == 0 ? 1 : (tiles[i] + each - 1) / each;
+        items += chunks;
+        longest = chunks > longest ? chunks : longest;
     }
-    return items * passes_of(s);
+    int cluster = cluster_of(policy, longest);
+    return (cluster > 1 ? (int64_t)n_lists * cluster : items) * passes_of(s);
 }
 
 size_t cuda_attend_image_bytes(const cuda_attend_shape *s, int64_t n_lists, int64_t n_items, int64_t n_tiles)
@@ -78,6 +93,7 @@ typedef struct builder {
     attend_item *items;
     attend_tile *tiles;
     int64_t n_items, items_max, n_tiles, tiles_max;
+    int gather; /* chunks of an item at most */
     uint32_t n_partials;
     err *e;
 } builder;
@@ -106,6 +122,7 @@ static int variant_index(variant_set *set, int variant)
 /* A chunk of a list while it grows. */
 typedef struct chunk {
     int64_t first_tile, n_tiles;
+    bool has_rows;
     variant_set variants;
 } chunk;
 
@@ -176,6 +193,8 @@ static status add_chunk(builder *b, const chunk *c, int number)
                 .chunk = (uint16_t)number,
                 .first_head = (uint16_t)(pass * each),
                 .n_heads = (uint16_t)(left < each ? left : each),
+                .n_own = 1,
+                .has_rows = c->has_rows,
                 .n_variants = (uint16_t)c->variants.n};
         memcpy(item->variants, c->variants.id, sizeof item->variants);
     }
@@ -210,12 +229,12 @@ static int64_t count_chunks(
 }
 
 /* Cuts one list into chunks of `each` tiles, fewer where one would meet too many variants. */
-static status cut_list(builder *b, const cuda_attend_list *list, int *n_chunks)
+static status cut_list(builder *b, const cuda_attend_list *list, int64_t each, int *n_chunks)
 {
     for (int i = 0; i < list->n_spans; i++) {
         TRY(check_span(b, &list->spans[i]));
     }
-    int64_t total = list_tiles(list), each = item_tiles(b->shape, b->policy, total);
+    int64_t total = list_tiles(list);
     if (total > b->tiles_max - b->n_tiles) {
         return FAIL(b->e, ST_ERR_LIMIT, "attention plan needs more than %lld tiles", (long long)b->tiles_max);
     }
@@ -233,17 +252,63 @@ static status cut_list(builder *b, const cuda_attend_list *list, int *n_chunks)
             attend_tile *tile = &b->tiles[b->n_tiles++];
             *tile = tile_of(span, t, b->shape->d);
             tile->variant = (uint8_t)local;
+            c.has_rows |= span->kind == KRN_SPAN_BF16;
         }
     }
     return add_chunk(b, &c, (*n_chunks)++);
 }
 
+/* Takes chunk `next` (its passes' items) into the items `to` before it, if their tiles are in full chunks of `each` and
+ * an item's variants can hold those of both. */
+static bool gather_chunk(builder *b, attend_item *to, const attend_item *next, int64_t each)
+{
+    variant_set set = {.n = to->n_variants};
+    int map[ATTEND_LOCAL_VARIANTS];
+    memcpy(set.id, to->variants, sizeof set.id);
+    if (to->n_own >= (uint32_t)b->gather || (int64_t)to->n_tiles != each * (int64_t)to->n_own) {
+        return false;
+    }
+    for (int i = 0; i < next->n_variants; i++) {
+        map[i] = variant_index(&set, next->variants[i]);
+        if (map[i] < 0) {
+            return false;
+        }
+    }
+    for (uint32_t i = 0; i < next->n_tiles; i++) {
+        attend_tile *tile = &b->tiles[next->first_tile + i];
+        tile->variant = (uint8_t)map[tile->variant];
+    }
+    for (int pass = 0; pass < passes_of(b->shape); pass++) {
+        to[pass].n_tiles += next->n_tiles;
+        to[pass].n_own++;
+        to[pass].has_rows |= next->has_rows;
+        to[pass].n_variants = (uint16_t)set.n;
+        memcpy(to[pass].variants, set.id, sizeof set.id);
+    }
+    return true;
+}
+
+/* Gathers neighbouring chunks of the items [first, b->n_items) of one list into fewer items. */
+static void gather_chunks(builder *b, int64_t first, int64_t each)
+{
+    int64_t passes = passes_of(b->shape), to = first;
+    for (int64_t i = first + passes; i < b->n_items; i += passes) {
+        if (!gather_chunk(b, &b->items[to], &b->items[i], each)) {
+            to += passes;
+            memmove(&b->items[to], &b->items[i], (size_t)passes * sizeof *b->items);
+        }
+    }
+    b->n_items = to + passes;
+}
+
 /* Gives the items [first, b->n_items) of one list their sequence, head, counter and room for partial results. */
-static void finish_list(builder *b, int64_t first, int n_chunks, int sequence, int kv_head, uint32_t list)
+static void finish_list(
+        builder *b, int64_t first, int64_t each, int n_chunks, int sequence, int kv_head, uint32_t list)
 {
     int passes = passes_of(b->shape);
     for (int64_t i = first; i < b->n_items; i++) {
         attend_item *item = &b->items[i];
+        item->chunk_tiles = (uint32_t)each;
         uint32_t pass = (uint32_t)((i - first) % passes);
         item->sequence = (uint32_t)sequence;
         item->kv_head = (uint16_t)kv_head;
@@ -268,17 +333,20 @@ static status repeat_items(builder *b, int64_t first, int64_t n)
 static status build_sequence(builder *b, const cuda_attend_list *lists, int sequence, bool shared)
 {
     int heads = b->shape->kv_heads, n_chunks = 0;
-    int64_t first = b->n_items, each = 0;
+    int64_t first = b->n_items, n = 0;
     for (int head = 0; head < heads; head++) {
         int64_t before = b->n_items;
         uint32_t list = (uint32_t)(sequence * heads + head);
+        const cuda_attend_list *spans = &lists[shared ? sequence : sequence * heads + head];
+        int64_t each = item_tiles(b->shape, b->policy, list_tiles(spans));
         if (head == 0 || !shared) {
-            TRY(cut_list(b, &lists[shared ? sequence : sequence * heads + head], &n_chunks));
-            each = b->n_items - before;
+            TRY(cut_list(b, spans, each, &n_chunks));
+            gather_chunks(b, before, each);
+            n = b->n_items - before;
         } else {
-            TRY(repeat_items(b, first, each));
+            TRY(repeat_items(b, first, n));
         }
-        finish_list(b, before, n_chunks, sequence, head, list);
+        finish_list(b, before, each, n_chunks, sequence, head, list);
     }
     return ST_OK;
 }
@@ -286,13 +354,29 @@ static status build_sequence(builder *b, const cuda_attend_list *lists, int sequ
 static int longer_first(const void *a, const void *b)
 {
     const attend_item *x = a, *y = b;
-    if (x->n_tiles != y->n_tiles) {
-        return x->n_tiles > y->n_tiles ? -1 : 1;
+    if (x->chunk_tiles != y->chunk_tiles) {
+        return x->chunk_tiles > y->chunk_tiles ? -1 : 1;
     }
     if (x->counter != y->counter) {
         return x->counter < y->counter ? -1 : 1;
     }
     return (int)x->chunk - (int)y->chunk;
+}
+
+/* Moves the items, sorted and side by side, to their places: (list, pass) number g has [g * cluster, (g + 1) * cluster). */
+static void spread_clusters(builder *b, int cluster, int64_t n_groups)
+{
+    int64_t group = n_groups, end = n_groups * cluster;
+    uint32_t counter = UINT32_MAX; /* of the group; no group has this one */
+    for (int64_t i = b->n_items - 1; i >= 0; i--) {
+        attend_item item = b->items[i];
+        group -= item.counter != counter ? 1 : 0;
+        counter = item.counter;
+        int64_t to = group * cluster + item.chunk;
+        memset(&b->items[to + 1], 0, (size_t)(end - to - 1) * sizeof item);
+        b->items[to] = item;
+        end = to;
+    }
 }
 
 static status check_shape(const cuda_attend_shape *s, int n_sequences, err *e)
@@ -309,6 +393,58 @@ static status check_shape(const cuda_attend_shape *s, int n_sequences, err *e)
     return ST_OK;
 }
 
+/* What the lists come to. */
+typedef struct extent {
+    int64_t lists, items, tiles, longest; /* (list, pass); items of all; tiles of all; chunks of one list */
+} extent;
+
+static extent measure(const cuda_attend_shape *s,
+        const cuda_attend_policy *policy,
+        const cuda_attend_list *lists,
+        int n_sequences,
+        bool shared)
+{
+    extent x = {.lists = (int64_t)n_sequences * s->kv_heads * passes_of(s), .longest = 1};
+    for (int i = 0; i < n_sequences * (shared ? 1 : s->kv_heads); i++) {
+        int64_t chunks = count_chunks(s, policy, &lists[i]);
+        x.items += chunks * passes_of(s) * (shared ? s->kv_heads : 1);
+        x.tiles += list_tiles(&lists[i]);
+        x.longest = chunks > x.longest ? chunks : x.longest;
+    }
+    return x;
+}
+
+/* Chunks of an item: more than one where there are more than all blocks at once can take. */
+static int gather_of(const cuda_attend_shape *s, const extent *x)
+{
+    int64_t at_once = (int64_t)BLOCKS_AT_ONCE * s->multiprocessors;
+    return (int)((x->items + at_once - 1) / at_once);
+}
+
+/* Divides the image: items, counters, tiles, as far as these are known. Clusters are dropped where there is no room for
+ * them, or where more than half of their blocks would be idle. */
+static void divide_image(const cuda_attend_shape *s,
+        const extent *x,
+        const cuda_attend_policy *policy,
+        size_t image_bytes,
+        cuda_attend_plan *plan)
+{
+    int cluster = gather_of(s, x) > 1 ? 1 : cluster_of(policy, x->longest);
+    for (;; cluster = 1) {
+        int64_t needed = cluster > 1 ? x->lists * cluster : x->items;
+        int64_t blocks = policy->items_capacity > 0 ? policy->items_capacity : needed;
+        plan->cluster = cluster;
+        plan->n_blocks = (int)blocks;
+        plan->counters_at = aligned((uint64_t)blocks * sizeof(attend_item));
+        plan->tiles_at = plan->counters_at + aligned((uint64_t)x->lists * sizeof(uint32_t));
+        bool fits = needed <= blocks && blocks % cluster == 0 &&
+                plan->tiles_at + (uint64_t)x->tiles * sizeof(attend_tile) <= image_bytes;
+        if (cluster == 1 || (fits && needed <= 2 * x->items)) {
+            return;
+        }
+    }
+}
+
 status cuda_attend_plan_make(const cuda_attend_shape *s,
         const cuda_attend_policy *policy,
         const cuda_attend_list *lists,
@@ -320,32 +456,35 @@ status cuda_attend_plan_make(const cuda_attend_shape *s,
         err *e)
 {
     TRY(check_shape(s, n_sequences, e));
-    uint64_t counters = (uint64_t)n_sequences * (uint64_t)s->kv_heads * (uint64_t)passes_of(s);
-    uint64_t counter_bytes = aligned(counters * sizeof(uint32_t));
-    int64_t blocks = policy->items_capacity > 0 ? policy->items_capacity : 0;
-    for (int i = 0; policy->items_capacity <= 0 && i < n_sequences * (shared ? 1 : s->kv_heads); i++) {
-        blocks += count_chunks(s, policy, &lists[i]) * passes_of(s) * (shared ? s->kv_heads : 1);
+    extent x = measure(s, policy, lists, n_sequences, shared);
+    cuda_attend_plan plan = {.n_sequences = n_sequences, .shared = shared};
+    divide_image(s, &x, policy, image_bytes, &plan);
+    if (image_bytes < plan.tiles_at) {
+        return FAIL(e, ST_ERR_LIMIT, "attention plan: %zu bytes hold no image of %d items", image_bytes,
+                plan.n_blocks);
     }
-    uint64_t item_bytes = aligned((uint64_t)blocks * sizeof(attend_item));
-    if (image_bytes < item_bytes + counter_bytes) {
-        return FAIL(e, ST_ERR_LIMIT, "attention plan: %zu bytes hold no image of %lld items", image_bytes,
-                (long long)blocks);
-    }
-    char *base = image;
-    builder b = {.shape = s, .policy = policy, .items = image, .items_max = blocks, .e = e};
-    b.tiles = (attend_tile *)(void *)(base + item_bytes + counter_bytes);
-    b.tiles_max = (int64_t)((image_bytes - item_bytes - counter_bytes) / sizeof(attend_tile));
+    builder b = {.shape = s,
+            .policy = policy,
+            .items = image,
+            .items_max = plan.n_blocks,
+            .gather = gather_of(s, &x),
+            .e = e};
+    b.tiles = (attend_tile *)(void *)((char *)image + plan.tiles_at);
+    b.tiles_max = (int64_t)((image_bytes - plan.tiles_at) / sizeof(attend_tile));
     for (int i = 0; i < n_sequences; i++) {
         TRY(build_sequence(&b, lists, i, shared));
     }
-    memset(&b.items[b.n_items], 0, (size_t)(blocks - b.n_items) * sizeof *b.items);
-    memset(base + item_bytes, 0, counter_bytes);
+    int64_t filled = plan.cluster > 1 ? x.lists * plan.cluster : b.n_items;
     qsort(b.items, (size_t)b.n_items, sizeof *b.items, longer_first);
+    if (plan.cluster > 1) {
+        spread_clusters(&b, plan.cluster, x.lists);
+    }
+    memset(&b.items[filled], 0, (size_t)(plan.n_blocks - filled) * sizeof *b.items);
+    memset((char *)image + plan.counters_at, 0, plan.tiles_at - plan.counters_at);
 
-    cuda_attend_plan plan = {
-            .n_items = (int)b.n_items, .n_blocks = (int)blocks, .n_sequences = n_sequences, .shared = shared};
-    plan.counters_at = item_bytes;
-    plan.tiles_at = item_bytes + counter_bytes;
+    plan.n_items = (int)b.n_items;
+    plan.gathers = b.gather > 1;
+    plan.n_blocks = policy->items_capacity <= 0 && plan.cluster == 1 ? plan.n_items : plan.n_blocks;
     plan.image_bytes = plan.tiles_at + (uint64_t)b.n_tiles * sizeof(attend_tile);
     plan.partials_at = aligned(plan.tiles_at + (uint64_t)b.tiles_max * sizeof(attend_tile));
     uint64_t partial_bytes = (uint64_t)heads_per_pass(s) * (uint64_t)(s->d + 2) * sizeof(float);

@@ -93,28 +93,64 @@ static __device__ __forceinline__ float warp_max(float x)
     return x;
 }
 
-/* RoPE of the warp's vector x (element lane + 32 i in x[i]) by way of its row in shared memory. */
-template <int D>
-static __device__ __forceinline__ void turn(
-        const parameters &p, const float *cos_sin, float *row, float (&x)[D / LANES], int lane)
+/* What a warp makes one (variant, head) of an item from; row is where q lies, nullptr when there is no such pair. */
+struct query_source {
+    const float *q, *cos_sin, *sharpness;
+    int variant, slot;
+};
+
+static __device__ __forceinline__ query_source query_of(
+        const parameters &p, const attend_item &item, int d, int pair)
 {
-#pragma unroll
-    for (int i = 0; i < D / LANES; i++) {
-        row[lane + LANES * i] = x[i];
+    query_source s = {nullptr, nullptr, nullptr, 0, 0};
+    if (pair < item.n_variants * item.n_heads) {
+        s.variant = pair / item.n_heads;
+        s.slot = pair - s.variant * item.n_heads;
+        const int head = item.kv_head * p.group + item.first_head + s.slot;
+        const size_t row = static_cast<size_t>(item.sequence) * p.n_variants + item.variants[s.variant];
+        s.q = p.q + (static_cast<size_t>(item.sequence) * p.q_heads + head) * d;
+        s.cos_sin = p.cos_sin + row * p.rope_dims;
+        s.sharpness = p.sharpness + row;
     }
-    __syncwarp();
+    return s;
+}
+
+/* Has the addresses translated before the data may be read. */
+static __device__ __forceinline__ void prefetch_query(const query_source &s, int d, int lane)
+{
+    if (s.q != nullptr && lane * 32 < d) { /* a line of 128 bytes each */
+        prefetch(s.q + lane * 32);
+        prefetch(s.cos_sin);
+        prefetch(s.sharpness);
+    }
+}
+
+/* A query head after RoPE: element lane + 32 i in x[i]. All loads are under way before one is needed. */
+template <int D>
+static __device__ __forceinline__ void load_turned(
+        const parameters &p, const query_source &s, float (&x)[D / LANES], int lane)
+{
+    constexpr int EACH = D / LANES;
+    const int half = p.rope_dims / 2;
+    float partner[EACH] = {};
+    float2 turn[EACH];
 #pragma unroll
-    for (int i = 0; i < D / LANES; i++) {
-        const int e = lane + LANES * i, half = p.rope_dims / 2;
+    for (int i = 0; i < EACH; i++) {
+        const int e = lane + LANES * i;
+        x[i] = s.q[e];
+        turn[i] = make_float2(1.0f, 0.0f);
         if (e < p.rope_dims) {
             const bool second = p.rope_halves ? e >= half : (e & 1) != 0;
             const int pair = p.rope_halves ? (second ? e - half : e) : e >> 1;
-            const int partner = p.rope_halves ? (second ? e - half : e + half) : e ^ 1;
-            const float cosine = cos_sin[2 * pair], sine = cos_sin[2 * pair + 1];
-            x[i] = second ? row[partner] * sine + x[i] * cosine : x[i] * cosine - row[partner] * sine;
+            partner[i] = s.q[p.rope_halves ? (second ? e - half : e + half) : e ^ 1];
+            turn[i] = *reinterpret_cast<const float2 *>(s.cos_sin + 2 * pair);
+            turn[i].y = second ? turn[i].y : -turn[i].y;
         }
     }
-    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+        x[i] = x[i] * turn[i].x + partner[i] * turn[i].y;
+    }
 }
 
 /* Register and byte of a channel in the stored query fragment; the same words that `operand` makes of codes. */
@@ -138,12 +174,13 @@ static __device__ __forceinline__ void store_query(const parameters &p,
         int slot,
         int lane)
 {
-    float largest = 0.0f, sum = 0.0f;
+    float largest = 0.0f;
+    int integer_sum = 0;
 #pragma unroll
     for (int i = 0; i < C::D / LANES; i++) {
         largest = fmaxf(largest, fabsf(x[i]));
     }
-    largest = warp_max(largest);
+    largest = warp_max_positive(largest);
     const float step = largest > 0.0f ? largest / QUERY_MAX : 1.0f;
     const float inverse = largest > 0.0f ? QUERY_MAX / largest : 0.0f;
     uint8_t *fragment = sh.fragments[variant][slot >> 2];
@@ -160,9 +197,9 @@ static __device__ __forceinline__ void store_query(const parameters &p,
             fragment[at + TWIN] = static_cast<uint8_t>(high);
             fragment[at + NEXT_COLUMN + TWIN] = static_cast<uint8_t>(low);
         }
-        sum += static_cast<float>(integer);
+        integer_sum += integer;
     }
-    sum = warp_sum(sum);
+    const float sum = static_cast<float>(warp_sum_integer(integer_sum));
     if (lane == 0) {
         query_constants k;
         k.factor = step * scale * p.k_unit;
@@ -173,27 +210,25 @@ static __device__ __forceinline__ void store_query(const parameters &p,
     }
 }
 
-/* The whole block: every (variant, head) of the item turned, rotated and stored; a warp each, eight at a time. */
+/* The whole block: every (variant, head) of the item turned, rotated and stored; a warp each, eight at a time. `first` is
+ * the warp's first. */
 template <class C>
-static __device__ void prepare_queries(
-        const parameters &p, const attend_item &item, fixed_shared<C> &sh, int warp, int lane)
+static __device__ void prepare_queries(const parameters &p,
+        const attend_item &item,
+        query_source first,
+        fixed_shared<C> &sh,
+        int warp,
+        int lane)
 {
     constexpr int EACH = C::D / LANES;
     const int pairs = item.n_variants * item.n_heads;
     for (int base = 0; base < pairs; base += ATTEND_WARPS) {
-        const bool mine = base + warp < pairs;
-        const int variant = (base + warp) / item.n_heads, slot = (base + warp) % item.n_heads;
+        const query_source source = base == 0 ? first : query_of(p, item, C::D, base + warp);
+        const bool mine = source.q != nullptr;
         float x[EACH] = {}, of_mean = 0.0f, scale = 0.0f;
         if (mine) {
-            const int head = item.kv_head * p.group + item.first_head + slot;
-            const float *q = p.q + (static_cast<size_t>(item.sequence) * p.q_heads + head) * C::D;
-            const size_t row = static_cast<size_t>(item.sequence) * p.n_variants + item.variants[variant];
-            scale = p.score_scale * p.sharpness[row];
-#pragma unroll
-            for (int i = 0; i < EACH; i++) {
-                x[i] = q[lane + LANES * i];
-            }
-            turn<C::D>(p, p.cos_sin + row * p.rope_dims, sh.scratch[warp], x, lane);
+            scale = p.score_scale * *source.sharpness;
+            load_turned<C::D>(p, source, x, lane);
             if (p.k_mean != nullptr) {
 #pragma unroll
                 for (int i = 0; i < EACH; i++) {
@@ -202,6 +237,7 @@ static __device__ void prepare_queries(
                 of_mean = warp_sum(of_mean);
             }
         }
+        stamp(p, STAMP_QUERY_LOADED);
         if (p.k_rotation == ROTATION_HADAMARD) {
             hadamard<C::D>(x, lane);
         } else if (p.k_rotation == ROTATION_MATRIX) {
@@ -218,8 +254,9 @@ static __device__ void prepare_queries(
             }
         }
         if (mine) {
-            store_query<C>(p, sh, x, of_mean, scale, variant, slot, lane);
+            store_query<C>(p, sh, x, of_mean, scale, source.variant, source.slot, lane);
         }
+        stamp(p, STAMP_QUERY_STORED);
         __syncwarp();
     }
 }

@@ -35,7 +35,51 @@ struct parameters {
     uint32_t k_plane_at[2], v_plane_at, k_scale_at, v_scale_at, k_zero_at, v_zero_at;
     uint32_t page_bytes, stage_bytes;
     int stages;
+    uint32_t join_at; /* where warps join, from the ring's start: 0 when the ring is free by then */
+#ifdef ATTEND_STAMPS
+    int64_t *stamps; /* [blocks][STAMPS] */
+#endif
 };
+
+/* Builds with ATTEND_STAMPS (bench_attend phases) note when the first thread of each block comes to a place. */
+enum stamp {
+    STAMP_START,
+    STAMP_ASKED,
+    STAMP_PREVIOUS_ENDED,
+    STAMP_QUERY_LOADED,
+    STAMP_QUERY_STORED,
+    STAMP_QUERY,
+    STAMP_TILE_THERE,
+    STAMP_TILE_SCORED,
+    STAMP_TILE_WEIGHED,
+    STAMP_TILE_READ,
+    STAMP_TILES_READ,
+    STAMP_WARPS_JOINED,
+    STAMP_COUNTED, /* or all blocks of the cluster have come */
+    STAMP_JOINED,
+    STAMP_END,
+    STAMP_TIME_PREVIOUS_ENDED, /* in ns, the same clock everywhere */
+    STAMP_TIME_END,
+    STAMPS
+};
+
+static __device__ __forceinline__ void stamp(const parameters &p, enum stamp place)
+{
+#ifdef ATTEND_STAMPS
+    if (threadIdx.x == 0) {
+        int64_t time;
+        if (place == STAMP_TIME_PREVIOUS_ENDED || place == STAMP_TIME_END) {
+            asm volatile("mov.u64 %0,%%globaltimer;" : "=l"(time));
+        } else {
+            time = clock64();
+        }
+        p.stamps[blockIdx.x * STAMPS + place] = time;
+    }
+#else
+    (void)p;
+    (void)place;
+#endif
+}
 
 template <int D_, int NT_, int MODE_> struct config {
     static constexpr int D = D_;
@@ -73,6 +117,7 @@ template <class C> struct fixed_shared {
     uint32_t meta[ATTEND_STAGES_MAX]; /* rows, kind << 8, variant << 16 of the tile in a stage */
     query_constants constants[ATTEND_LOCAL_VARIANTS][C::SLOTS];
     float top[ATTEND_WARPS][C::SLOTS], total[ATTEND_WARPS][C::SLOTS];
+    float2 ends[C::SLOTS]; /* of the block, when its warps have joined: maximum and total */
     uint32_t is_last;
     alignas(16) uint8_t fragments[ATTEND_LOCAL_VARIANTS][C::NT][C::STORED * 4 * LANES];
     alignas(16) float scratch[ATTEND_WARPS][C::D];

@@ -4,7 +4,9 @@
  *
  *   bench_attend check [NAME]
  *   bench_attend time [KEY=VALUE ...]   context= sequences= layers= rows= columns= blocks= items= tiles= overlap= once=
+ *                                         cluster=
  *   bench_attend suite
+ *   bench_attend phases [KEY=VALUE ...]   where a block's time goes; of a build with -DATTEND_STAMPS only
  */
 #include <cuda_runtime.h>
 #include <math.h>
@@ -27,6 +29,13 @@ extern "C" {
 }
 #undef _Noreturn
 #undef _Static_assert
+
+#ifdef ATTEND_STAMPS
+#include "kernels/cuda/attend_types.cuh"
+extern "C" {
+int64_t *attend_stamps;
+}
+#endif
 
 #define CUDA(call)                                                                                    \
     do {                                                                                              \
@@ -167,9 +176,9 @@ bool check_case(const attend_case_options &o, uint64_t seed)
     put_case(o, seed, processors, d);
     const int last = o.sequences - 1;
     const size_t floats = static_cast<size_t>(d.c.q_heads) * o.d;
-    const cuda_attend_policy policy = {4, 2, 0};
+    const cuda_attend_policy policy = {4, 2, 0, 0}, no_clusters = {4, 2, 0, 1};
     std::vector<float> out, other, alone;
-    bool repeats = run_case(d, 0, o.sequences, policy, 0, false, out);
+    bool repeats = run_case(d, 0, o.sequences, no_clusters, 0, false, out);
     repeats &= run_case(d, 0, o.sequences, policy, 1, true, other);
     const bool same = memcmp(out.data(), other.data(), out.size() * sizeof(float)) == 0;
     repeats &= run_case(d, last, 1, policy, 0, true, alone);
@@ -205,7 +214,7 @@ int check(const char *name)
 struct time_options {
     int64_t context = 102400;
     int sequences = 1, layers = 36, rows = 0, columns = 0, blocks = 0, items = 0, tiles = 0, overlap = 1,
-        once = 0;
+        once = 0, cluster = 0;
 };
 
 enum { D = 128, Q_HEADS = 32, KV_HEADS = 8, REPEATS = 25 };
@@ -395,14 +404,52 @@ timing measure_reading(
     return r;
 }
 
-void measure(const time_options &given)
-{
-    time_options o = given;
-    err e = {};
-    const krn_page_format f = two_bit_format();
-    pages g;
-    make_pages(o, f, g);
+#ifdef ATTEND_STAMPS
 
+const char *const phase_names[] = {"ask for first tiles", "wait for previous kernel", "query loaded",
+        "query stored", "query of others", "last tile comes", "its scores", "its weights", "its values",
+        "tiles read", "warps join", "counted, or cluster there", "chunks join", "output"};
+
+/* Mean, least and most cycles between places, over the blocks of one layer; places that a block does not come to are 0. */
+void print_phases(const std::vector<int64_t> &stamps, int n_blocks, int layer)
+{
+    const int64_t *all = stamps.data() + static_cast<int64_t>(layer) * n_blocks * attend::STAMPS;
+    for (int place = 1; place <= attend::STAMP_END; place++) {
+        int64_t sum = 0, least = INT64_MAX, most = 0, n = 0;
+        for (int block = 0; block < n_blocks; block++) {
+            const int64_t *s = all + block * attend::STAMPS;
+            int before = place - 1;
+            while (before > 0 && s[before] == 0) {
+                before--;
+            }
+            if (s[place] != 0) {
+                const int64_t cycles = s[place] - s[before];
+                sum += cycles;
+                least = std::min(least, cycles);
+                most = std::max(most, cycles);
+                n++;
+            }
+        }
+        if (n > 0) {
+            printf("    %-26s %4lld blocks %7lld cycles (%lld-%lld)\n", phase_names[place - 1], (long long)n,
+                    (long long)(sum / n), (long long)least, (long long)most);
+        }
+    }
+    int64_t ended = 0, seen = INT64_MAX, end = 0;
+    for (int block = 0; block < n_blocks; block++) {
+        const int64_t *s = all + block * attend::STAMPS, *next = s + n_blocks * attend::STAMPS;
+        ended = std::max(ended, s[attend::STAMP_TIME_END]);
+        seen = std::min(seen, next[attend::STAMP_TIME_PREVIOUS_ENDED]);
+        end = std::max(end, next[attend::STAMP_TIME_END]);
+    }
+    printf("    end to the next kernel's sight of it %lld ns, from there to its end %lld ns\n",
+            (long long)(seen - ended), (long long)(end - seen));
+}
+#endif
+
+/* The call for layer 0. */
+cuda_attend_call make_call(const time_options &o, const krn_page_format &f, const pages &g)
+{
     cuda_attend_call call = {};
     call.shape = {D, Q_HEADS, KV_HEADS, multiprocessors()};
     call.format = f;
@@ -416,8 +463,45 @@ void measure(const time_options &given)
     call.overlap = o.overlap != 0;
     call.blocks_per_multiprocessor = o.blocks;
     make_queries(o, call);
+    return call;
+}
 
-    const cuda_attend_policy policy = {o.tiles, o.items, 0};
+/* Stamps of all layers' blocks, where the build takes them. */
+struct stamping {
+    int layers, n_blocks;
+#ifdef ATTEND_STAMPS
+    int64_t *stamps = nullptr;
+    size_t n() const
+    {
+        return static_cast<size_t>(layers) * n_blocks * attend::STAMPS;
+    }
+    void start()
+    {
+        CUDA(cudaMalloc(reinterpret_cast<void **>(&stamps), n() * sizeof *stamps));
+        CUDA(cudaMemset(stamps, 0, n() * sizeof *stamps));
+        attend_stamps = stamps;
+    }
+    void print()
+    {
+        std::vector<int64_t> host(n());
+        CUDA(cudaMemcpy(host.data(), stamps, n() * sizeof *stamps, cudaMemcpyDeviceToHost));
+        CUDA(cudaFree(stamps));
+        print_phases(host, n_blocks, layers / 2);
+    }
+#else
+    void start() {}
+    void print() {}
+#endif
+};
+
+void measure(const time_options &o)
+{
+    err e = {};
+    const krn_page_format f = two_bit_format();
+    pages g;
+    make_pages(o, f, g);
+    const cuda_attend_call call = make_call(o, f, g);
+    const cuda_attend_policy policy = {o.tiles, o.items, 0, o.cluster};
     int64_t tiles = 0;
     for (const krn_span &s : g.spans) {
         tiles += s.kind == KRN_SPAN_PAGE ? 1 : (s.rows + 15) / 16;
@@ -432,6 +516,8 @@ void measure(const time_options &given)
     CUDA(cudaStreamCreate(&stream));
     OK(cuda_attend_upload(&plan, image.data(), workspace, stream, &e));
     CUDA(cudaStreamSynchronize(stream));
+    stamping stamps = {o.layers, plan.n_blocks};
+    stamps.start();
     const auto layers = [&] {
         for (int layer = 0; layer < o.layers; layer++) {
             cuda_attend_call c = call;
@@ -448,19 +534,22 @@ void measure(const time_options &given)
     cudaGraphExec_t graph = capture(stream, layers);
     const timing t = time_many(stream, [&] { CUDA(cudaGraphLaunch(graph, stream)); });
     CUDA(cudaGraphExecDestroy(graph));
+    stamps.print();
 
     const size_t layer_bytes =
             static_cast<size_t>(o.context) / 128 * o.sequences * KV_HEADS * g.page_bytes + g.row_layer_stride;
     const size_t read_bytes = layer_bytes - g.row_layer_stride;
     const timing r = measure_reading(o, g, read_bytes, call.out, stream);
     const float n = static_cast<float>(o.layers);
-    printf("%8lld x%-2d %s%s blocks %d items %d tiles %2d overlap %d: %4d items %7.2f us (%.2f-%.2f) %5.0f "
+    printf("%8lld x%-2d %s%s blocks %d items %d tiles %2d overlap %d: %4d items, clusters of %2d %7.2f us "
+           "(%.2f-%.2f) %5.0f "
            "GB/s; read %7.2f us "
            "%5.0f GB/s\n",
             static_cast<long long>(o.context), o.sequences, o.columns ? "columns " : "",
             o.rows > 0 ? "+bf16 rows " : "", o.blocks, o.items, o.tiles, o.overlap, plan.n_items,
-            t.median / n, t.least / n, t.most / n, static_cast<double>(layer_bytes) / (t.median / n) * 1e-3,
-            r.median / n, static_cast<double>(read_bytes) / (r.median / n) * 1e-3);
+            plan.cluster, t.median / n, t.least / n, t.most / n,
+            static_cast<double>(layer_bytes) / (t.median / n) * 1e-3, r.median / n,
+            static_cast<double>(read_bytes) / (r.median / n) * 1e-3);
     fflush(stdout);
     for (void *p : {static_cast<void *>(g.data), static_cast<void *>(g.rows), workspace,
                  static_cast<void *>(call.out), const_cast<void *>(static_cast<const void *>(call.q))}) {
@@ -555,7 +644,8 @@ bool parse(const char *argument, time_options &o)
     }
     const std::vector<std::pair<const char *, int *>> numbers = {{"sequences", &o.sequences},
             {"layers", &o.layers}, {"rows", &o.rows}, {"columns", &o.columns}, {"blocks", &o.blocks},
-            {"items", &o.items}, {"tiles", &o.tiles}, {"overlap", &o.overlap}, {"once", &o.once}};
+            {"items", &o.items}, {"tiles", &o.tiles}, {"overlap", &o.overlap}, {"once", &o.once},
+            {"cluster", &o.cluster}};
     for (const auto &number : numbers) {
         if (name == number.first) {
             *number.second = static_cast<int>(strtol(equals + 1, nullptr, 10));
@@ -577,7 +667,7 @@ int main(int argc, char **argv)
         suite();
         return 0;
     }
-    if (command == "time") {
+    if (command == "time" || command == "phases") {
         time_options o;
         for (int i = 2; i < argc; i++) {
             if (!parse(argv[i], o)) {

@@ -26,24 +26,30 @@ template <int D, int NT, int MODE> void body(const void *p)
 using body_function = void (*)(const void *);
 struct choice {
     body_function body;
-    size_t fixed_bytes;
+    size_t fixed_bytes, join_bytes;
 };
+
+template <int D, int NT, int MODE> choice choice_of()
+{
+    const attend::kernel_entry entry = attend::entry_of<D, NT, MODE>();
+    return {body<D, NT, MODE>, entry.fixed_bytes, entry.join_bytes};
+}
 
 template <int D, int NT> choice choose_mode(int mode)
 {
     switch (mode) {
     case 0:
-        return {body<D, NT, 0>, attend::fixed_bytes<attend::config<D, NT, 0>>()};
+        return choice_of<D, NT, 0>();
     case 3:
-        return {body<D, NT, 3>, attend::fixed_bytes<attend::config<D, NT, 3>>()};
+        return choice_of<D, NT, 3>();
     case 4:
-        return {body<D, NT, 4>, attend::fixed_bytes<attend::config<D, NT, 4>>()};
+        return choice_of<D, NT, 4>();
     case 8:
-        return {body<D, NT, 8>, attend::fixed_bytes<attend::config<D, NT, 8>>()};
+        return choice_of<D, NT, 8>();
     case 10:
-        return {body<D, NT, 10>, attend::fixed_bytes<attend::config<D, NT, 10>>()};
+        return choice_of<D, NT, 10>();
     default:
-        return {nullptr, 0};
+        return {nullptr, 0, 0};
     }
 }
 
@@ -63,7 +69,7 @@ char *make_workspace(
         const attend_case &c, const cuda_attend_list *lists, int sequences, cuda_attend_plan *plan)
 {
     const cuda_attend_shape shape = attend_case_shape(&c, MULTIPROCESSORS);
-    const cuda_attend_policy policy = {4, 2, 0};
+    const cuda_attend_policy policy = {4, 2, 0, 0};
     err e = {};
     std::vector<char> image(
             cuda_attend_image_bytes(&shape, sequences * c.o.kv_heads, 4096, attend_case_tiles(&c)));
@@ -134,7 +140,8 @@ attend::parameters parameters_of(
     return p;
 }
 
-/* Runs sequences [first, first + sequences) of the case into `out`, twice: counters must be as they were. */
+/* Runs sequences [first, first + sequences) of the case into `out`, without clusters and with them: the counters must be
+ * as they were, and the results the same. */
 bool run(const attend_case &c, int first, int sequences, float *out, int *n_items)
 {
     const int lists_each = c.o.shared ? 1 : c.o.kv_heads;
@@ -151,15 +158,20 @@ bool run(const attend_case &c, int first, int sequences, float *out, int *n_item
     p.cos_sin += static_cast<size_t>(first) * c.o.variants * c.o.rope_dims;
     p.sharpness += static_cast<size_t>(first) * c.o.variants;
     const choice chosen = choose(c.o.d, p.heads_per_pass <= 4 ? 1 : 2, mode);
-    if (chosen.fixed_bytes + p.stages * static_cast<size_t>(p.stage_bytes) > emulated::SHARED_BYTES) {
-        p.stages = static_cast<int>((emulated::SHARED_BYTES - chosen.fixed_bytes) / p.stage_bytes);
+    const size_t beside = chosen.fixed_bytes + (plan.gathers ? chosen.join_bytes : 0);
+    const int most = static_cast<int>((emulated::SHARED_BYTES - beside) / p.stage_bytes);
+    p.stages = p.stages < most ? p.stages : most;
+    p.join_at = plan.gathers ? p.stages * p.stage_bytes : 0;
+    emulated::run(plan.n_blocks, 1, chosen.body, &p, attend::shared);
+    bool zero = true;
+    for (uint64_t at = plan.counters_at; at < plan.tiles_at; at++) {
+        zero = zero && workspace[at] == 0;
     }
-    emulated::run(plan.n_blocks, chosen.body, &p, attend::shared);
     p.out = out;
-    emulated::run(plan.n_blocks, chosen.body, &p, attend::shared);
+    emulated::run(plan.n_blocks, plan.cluster, chosen.body, &p, attend::shared);
     base_free(workspace);
     *n_items = plan.n_items;
-    return memcmp(before.data(), out, before.size() * sizeof(float)) == 0;
+    return zero && memcmp(before.data(), out, before.size() * sizeof(float)) == 0;
 }
 
 bool check(const attend_case_options &options, uint64_t seed)

@@ -49,8 +49,9 @@ enum {
     LANES = 32,
     THREADS = 256,
     WARPS = THREADS / LANES,
-    STACK_BYTES = 256 * 1024,
-    SHARED_BYTES = 256 * 1024
+    STACK_BYTES = 64 * 1024,
+    SHARED_BYTES = 256 * 1024,
+    LONGEST_SLEEP = 1500 /* sweeps */
 };
 
 /* A meeting of `expected` fibres. */
@@ -77,9 +78,12 @@ struct block_state {
     bool ended[THREADS];
     int current;
     dim block;
+    uint8_t *kept; /* shared memory while another block runs */
+    int able;      /* to go on: threads in the last sweep */
     meeting warps[WARPS], all;
     bool (*may_go_on[THREADS])(const void *argument); /* of threads that wait */
     const void *argument[THREADS];
+    int arrived_in[THREADS];        /* generation of the cluster's barrier */
     int sweep, asleep_until[WARPS]; /* a sweep lets every thread go on once */
     uint64_t random;
     std::vector<copy> copies;
@@ -87,29 +91,32 @@ struct block_state {
     const void *parameters;
 };
 
-inline block_state state;
+/* The block that runs; all blocks of its cluster. */
+inline block_state *now;
+inline std::vector<block_state *> cluster;
+inline int cluster_now, cluster_generation, cluster_arrived;
 
 inline void yield_fibre()
 {
-    swapcontext(&state.fibres[state.current], &state.main);
+    swapcontext(&now->fibres[now->current], &now->main);
 }
 
 /* The current thread waits until condition() holds. */
 template <class F> void wait_until(F condition)
 {
-    const int thread = state.current;
+    const int thread = now->current;
     if (condition()) {
         return;
     }
-    state.argument[thread] = &condition;
-    state.may_go_on[thread] = [](const void *argument) { return (*static_cast<const F *>(argument))(); };
+    now->argument[thread] = &condition;
+    now->may_go_on[thread] = [](const void *argument) { return (*static_cast<const F *>(argument))(); };
     yield_fibre();
-    state.may_go_on[thread] = nullptr;
+    now->may_go_on[thread] = nullptr;
 }
 
 inline void failed(const char *what)
 {
-    fprintf(stderr, "emulated device: block %d, thread %d: %s\n", state.block.x, state.current, what);
+    fprintf(stderr, "emulated device: block %d, thread %d: %s\n", now->block.x, now->current, what);
     abort();
 }
 
@@ -133,12 +140,12 @@ template <class F> void meet(meeting &m, int first, int expected, int operation,
 
 inline int lane()
 {
-    return state.current % LANES;
+    return now->current % LANES;
 }
 
 inline meeting &my_warp()
 {
-    return state.warps[state.current / LANES];
+    return now->warps[now->current / LANES];
 }
 
 template <class F> void in_warp(int operation, F compute)
@@ -153,68 +160,106 @@ inline uint32_t &word(uint64_t (&row)[8], int i)
 
 inline void entry()
 {
-    state.body(state.parameters);
-    state.ended[state.current] = true;
+    now->body(now->parameters);
+    now->ended[now->current] = true;
     yield_fibre();
 }
 
 inline int random_below(int n)
 {
-    state.random = state.random * 6364136223846793005u + 1442695040888963407u;
-    return static_cast<int>((state.random >> 33) % static_cast<uint64_t>(n));
+    now->random = now->random * 6364136223846793005u + 1442695040888963407u;
+    return static_cast<int>((now->random >> 33) % static_cast<uint64_t>(n));
 }
 
 void finish_copies();
 
 inline void run_sweep()
 {
-    state.sweep++;
+    now->sweep++;
+    now->able = 0;
     finish_copies();
     for (int warp = 0; warp < WARPS; warp++) {
         if (random_below(1000) == 0) {
-            state.asleep_until[warp] = state.sweep + random_below(1500);
+            now->asleep_until[warp] = now->sweep + random_below(LONGEST_SLEEP);
         }
     }
     for (int t = 0; t < THREADS; t++) {
-        if (!state.ended[t] && state.asleep_until[t / LANES] <= state.sweep &&
-                (state.may_go_on[t] == nullptr || state.may_go_on[t](state.argument[t]))) {
-            state.current = t;
-            swapcontext(&state.main, &state.fibres[t]);
+        if (now->ended[t] || (now->may_go_on[t] != nullptr && !now->may_go_on[t](now->argument[t]))) {
+            continue;
+        }
+        now->able++;
+        if (now->asleep_until[t / LANES] <= now->sweep) {
+            now->current = t;
+            swapcontext(&now->main, &now->fibres[t]);
         }
     }
 }
 
-inline bool all_ended()
+inline int threads_left(const block_state &b)
 {
+    int left = 0;
     for (int t = 0; t < THREADS; t++) {
-        if (!state.ended[t]) {
-            return false;
-        }
+        left += b.ended[t] ? 0 : 1;
     }
-    return true;
+    return left;
 }
 
-/* Runs `body` as a grid of blocks, one after the other. */
-inline void run(int blocks, void (*body)(const void *), const void *parameters, uint8_t *shared)
+inline void start_block(block_state &b, int index, void (*body)(const void *), const void *parameters)
 {
-    if (state.stacks == nullptr) {
-        state.stacks = static_cast<char *>(malloc(static_cast<size_t>(THREADS) * STACK_BYTES));
+    if (b.stacks == nullptr) {
+        b.stacks = static_cast<char *>(malloc(static_cast<size_t>(THREADS) * STACK_BYTES));
+        b.kept = static_cast<uint8_t *>(malloc(SHARED_BYTES));
     }
-    state.body = body;
-    state.parameters = parameters;
-    for (int b = 0; b < blocks; b++) {
-        memset(shared, 0xff, SHARED_BYTES);
-        state.block.x = b;
-        for (int t = 0; t < THREADS; t++) {
-            getcontext(&state.fibres[t]);
-            state.fibres[t].uc_stack.ss_sp = state.stacks + static_cast<size_t>(t) * STACK_BYTES;
-            state.fibres[t].uc_stack.ss_size = STACK_BYTES;
-            state.fibres[t].uc_link = nullptr;
-            makecontext(&state.fibres[t], entry, 0);
-            state.ended[t] = false;
+    memset(b.kept, 0xff, SHARED_BYTES);
+    b.body = body;
+    b.parameters = parameters;
+    b.block.x = index;
+    for (int t = 0; t < THREADS; t++) {
+        getcontext(&b.fibres[t]);
+        b.fibres[t].uc_stack.ss_sp = b.stacks + static_cast<size_t>(t) * STACK_BYTES;
+        b.fibres[t].uc_stack.ss_size = STACK_BYTES;
+        b.fibres[t].uc_link = nullptr;
+        makecontext(&b.fibres[t], entry, 0);
+        b.ended[t] = false;
+        b.may_go_on[t] = nullptr;
+    }
+}
+
+/* Runs a block until its threads have ended or wait for other blocks. */
+inline void run_block(block_state &b, uint8_t *shared)
+{
+    now = &b;
+    memcpy(shared, b.kept, SHARED_BYTES);
+    do {
+        run_sweep();
+    } while (b.able > 0 || !b.copies.empty());
+    memcpy(b.kept, shared, SHARED_BYTES);
+}
+
+/* Runs `body` as a grid of blocks in clusters, one cluster after the other. */
+inline void run(
+        int blocks, int cluster_size, void (*body)(const void *), const void *parameters, uint8_t *shared)
+{
+    while (static_cast<int>(cluster.size()) < cluster_size) {
+        cluster.push_back(new block_state());
+    }
+    cluster_now = cluster_size;
+    for (int first = 0; first < blocks; first += cluster_size) {
+        cluster_arrived = 0;
+        for (int i = 0; i < cluster_size; i++) {
+            start_block(*cluster[i], first + i, body, parameters);
         }
-        while (!all_ended()) {
-            run_sweep();
+        for (int left = 1; left > 0;) {
+            left = 0;
+            for (int i = 0; i < cluster_size; i++) {
+                run_block(*cluster[i], shared);
+                left += threads_left(*cluster[i]);
+            }
+            if (cluster_arrived != left) {
+                failed("threads wait for ever");
+            }
+            cluster_arrived = 0;
+            cluster_generation++;
         }
     }
 }
@@ -226,8 +271,8 @@ inline void run(int blocks, void (*body)(const void *), const void *parameters, 
 struct emulated_thread_index {
     int x;
 };
-#define threadIdx (emulated_thread_index{emulated::state.current})
-#define blockIdx  (emulated::state.block)
+#define threadIdx (emulated_thread_index{emulated::now->current})
+#define blockIdx  (emulated::now->block)
 
 inline uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w)
 {
@@ -302,7 +347,7 @@ inline void __syncwarp()
 }
 inline void __syncthreads()
 {
-    emulated::meet(emulated::state.all, 0, emulated::THREADS, 2, [] {});
+    emulated::meet(emulated::now->all, 0, emulated::THREADS, 2, [] {});
 }
 template <class T> T emulated_shuffle(T x, int from)
 {
@@ -514,6 +559,22 @@ inline float reciprocal_approximate(float x)
     return 1.0f / x;
 }
 
+inline float warp_max_positive(float x)
+{
+    for (int step = 16; step > 0; step /= 2) {
+        x = fmaxf(x, __shfl_xor_sync(~0u, x, step));
+    }
+    return x;
+}
+
+inline int warp_sum_integer(int x)
+{
+    for (int step = 16; step > 0; step /= 2) {
+        x += __shfl_xor_sync(~0u, x, step);
+    }
+    return x;
+}
+
 inline float rounded_to_bf16(float x)
 {
     uint32_t u = __float_as_uint(x);
@@ -599,8 +660,8 @@ inline void copy_bulk(uint32_t dst, uint64_t src, uint32_t bytes, uint32_t barri
     if (dst % 16 != 0 || src % 16 != 0 || bytes % 16 != 0) {
         emulated::failed("bulk copy not aligned");
     }
-    emulated::state.copies.push_back(
-            {dst, bytes, barrier, src, emulated::state.sweep + emulated::random_below(300)});
+    emulated::now->copies.push_back(
+            {dst, bytes, barrier, src, emulated::now->sweep + emulated::random_below(300)});
 }
 
 inline void copy_16(uint32_t dst, uint64_t src)
@@ -621,6 +682,35 @@ inline void wait_shared_byte(uint32_t address, uint32_t byte)
     emulated::wait_until([address, byte] { return shared[address] == byte; });
 }
 
+inline void keep(uint32_t) {}
+
+inline void prefetch(const void *) {}
+
+inline int cluster_size()
+{
+    return emulated::cluster_now;
+}
+
+inline void cluster_arrive()
+{
+    emulated::now->arrived_in[emulated::now->current] = emulated::cluster_generation;
+    emulated::cluster_arrived++;
+}
+
+inline void cluster_wait()
+{
+    const int generation = emulated::now->arrived_in[emulated::now->current];
+    emulated::wait_until([generation] { return emulated::cluster_generation != generation; });
+}
+
+inline float load_cluster(uint32_t address, int rank)
+{
+    const emulated::block_state *b = emulated::cluster[static_cast<size_t>(rank)];
+    float x;
+    memcpy(&x, (b == emulated::now ? shared : b->kept) + address, sizeof x);
+    return x;
+}
+
 inline void let_next_kernel_start() {}
 
 inline void wait_for_previous_kernel() {}
@@ -630,8 +720,8 @@ inline void wait_for_previous_kernel() {}
 inline void emulated::finish_copies()
 {
     std::vector<copy> later;
-    for (const copy &c : state.copies) {
-        if (c.due > state.sweep) {
+    for (const copy &c : now->copies) {
+        if (c.due > now->sweep) {
             later.push_back(c);
             continue;
         }
@@ -640,7 +730,7 @@ inline void emulated::finish_copies()
         b.bytes -= static_cast<int32_t>(c.bytes);
         attend::emulated_complete(b);
     }
-    state.copies.swap(later);
+    now->copies.swap(later);
 }
 
 #endif
