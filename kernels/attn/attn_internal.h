@@ -24,14 +24,14 @@ typedef struct attn_levels {
     float k_unit, k_base, v_unit, v_base;
 } attn_levels;
 
-/* A query in the space of stored keys: x ~ step * (128 high + low). */
+/* A query in the space of stored keys, x ~ step * n with n in ATTN_Q_MAX (AVX-512, as 128 high + low) or 15 bits. */
 typedef struct attn_query {
     float factor; /* score = factor * <x, k> + offset, in powers of two */
     float offset; /* of the mean of keys */
     float step;
-    float sum; /* of 128 high + low */
+    float sum; /* of n */
     float pad[12];
-    float x[]; /* [d], then int8_t high[d] and low[d] */
+    float x[]; /* [d], then n: int8_t high[d] and low[d] (AVX-512), int16_t [d] (AVX2) or nothing (scalar) */
 } attn_query;
 _Static_assert(sizeof(attn_query) == 64, "arrays behind it stay aligned");
 
@@ -43,6 +43,11 @@ static inline size_t attn_query_bytes(int d)
 static inline const int8_t *attn_query_high(const attn_query *q, int d)
 {
     return (const int8_t *)(q->x + d);
+}
+
+static inline const int16_t *attn_query_words(const attn_query *q, int d)
+{
+    return (const int16_t *)(const void *)(q->x + d);
 }
 
 /* Sum so far: of p = 2^(score - top), and of p times the value. */
@@ -73,7 +78,7 @@ typedef struct attn_job {
 } attn_job;
 
 typedef struct attn_ops {
-    void (*pack)(attn_query *q, int d); /* x to high, low, step and sum */
+    void (*pack)(attn_query *q, int d); /* x to n, step and sum */
     void (*page)(const attn_chunk *c, const attn_job *jobs, int n);
     void (*bf16)(const attn_chunk *c, const attn_job *jobs, int n);
     void (*merge)(attn_state *into, const attn_state *from, int d);

@@ -87,6 +87,6 @@ const char *krn_isa_name(krn_isa isa)
  * attention may not. The number counts changes of bits. */
 const char *krn_numeric_abi(void)
 {
-    static const char *const abi[KRN_ISA_COUNT] = {"cpu-scalar-1", "cpu-avx2-1", "cpu-avx512-1"};
+    static const char *const abi[KRN_ISA_COUNT] = {"cpu-scalar-1", "cpu-avx2-2", "cpu-avx512-1"};
     return abi[krn_isa_current()];
 }
