@@ -67,6 +67,23 @@ def turboquant(x, levels):  # arXiv 2504.19874, section 3.1; the scale is <x,c> 
     return fp16((x * c).sum(1, keepdims=True) / np.where(size > 0, size, 1)) * c
 
 
+def gear(x, axis):
+    """arXiv 2403.05527, algorithms 1 and 2: outliers along the axis, two bits in groups of 64, rank 2 of what is left."""
+    n = max(1, (x.shape[axis] + 50) // 100)
+    kept = np.zeros(x.shape, bool)
+    for y in (x, -x):  # the first of equal ones
+        np.put_along_axis(kept, np.argsort(-y, axis, kind='stable').take(range(n), axis), True, axis)
+    base = asymmetric(np.where(kept, x.mean(axis, keepdims=True), x).astype(np.float32).astype(np.float64), axis, 64, 3)
+    base = base.astype(np.float32).astype(np.float64)
+    error = np.where(kept, 0, x - base)
+    b = np.array([[(i * 7 + r * 11) % 13 - 6. for r in range(2)] for i in range(x.shape[1])])
+    for _ in range(3):
+        a = np.linalg.qr(error @ b)[0]
+        b = error.T @ a
+    sign = np.sign(a[np.abs(a).argmax(0), range(2)])  # QR leaves the sign open; the product does not depend on it
+    return np.where(kept, fp16(x), base + fp16(a * sign) @ fp16(b * sign).T)
+
+
 if __name__ == '__main__':
     eight, sixteen = centroids(8), centroids(16)
     codecs = {'kivi': kivi, 'int4': lambda k, v: (symmetric(k, 7), symmetric(v, 7)),
@@ -80,3 +97,7 @@ if __name__ == '__main__':
             with open(os.path.join(sys.argv[1], f'{name}-{d}-{rows}.rows'), 'wb') as f:
                 for x in code(k, v):
                     f.write(bf16(x).tobytes())
+    random = Random(140)
+    k, v = (to_float(input_rows(random, 140, 64))[12:].astype(np.float64) for _ in range(2))  # without the special rows
+    with open(os.path.join(sys.argv[1], 'gear-64-128.rows'), 'wb') as f:
+        f.write(bf16(gear(k, 0)).tobytes() + bf16(gear(v, 1)).tobytes())

@@ -89,6 +89,23 @@ static void rows_are_the_golden_ones(void **state)
     }
 }
 
+static void gear_rows_are_the_golden_ones(void **state)
+{
+    (void)state;
+    static uint16_t expected[2 * ROWS * 64];
+    enum { SPECIAL = 12, N = ROWS * 64 };
+    random_bits random = {.state = 140};
+    for (int side = 0; side < 2; side++) {
+        input_rows(&random, SPECIAL + ROWS, 64, x[side]);
+        memmove(x[side], x[side] + SPECIAL * 64, N * sizeof(uint16_t));
+    }
+    code("gear", 64, ROWS);
+    assert_int_equal(read_data("gear-64-128.rows", expected, sizeof expected), sizeof expected);
+    for (int i = 0; i < 2 * N; i++) {
+        assert_int_equal(base_f32_to_bf16(y[i / N][i % N]), expected[i]);
+    }
+}
+
 static void any_row_comes_back_finite_and_rows_beyond_stay_zero(void **state)
 {
     (void)state;
@@ -287,6 +304,7 @@ int main(void)
             cmocka_unit_test(a_store_is_refused_by_name),
             cmocka_unit_test(bits_count_all_that_a_store_would_take),
             cmocka_unit_test(rows_are_the_golden_ones),
+            cmocka_unit_test(gear_rows_are_the_golden_ones),
             cmocka_unit_test(any_row_comes_back_finite_and_rows_beyond_stay_zero),
             cmocka_unit_test(any_row_comes_back_within_half_a_step),
             cmocka_unit_test(values_that_are_not_finite_are_refused_by_row),
