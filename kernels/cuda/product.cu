@@ -423,12 +423,14 @@ __device__ inline void load_batch(
 }
 
 /* A block has one tile, a warp one part of its columns. */
-template <int kind, int groups> __global__ void __launch_bounds__(THREADS) narrow(const launch_args p)
+template <int kind, int groups> __global__ void __launch_bounds__(THREADS, 2) narrow(const launch_args p)
 {
     __shared__ float partial[PRODUCT_PARTS][groups][32][4];
     const int lane = threadIdx.x % 32, part = threadIdx.x / 32;
     const int first_token = static_cast<int>(blockIdx.y) * 8 * groups;
-    cuda::let_next_begin();
+    if (groups == 1) {
+        cuda::let_next_begin();
+    }
     int64_t tile;
     const matrix_view &m = find_matrix(p, 1, blockIdx.x, tile);
     const int64_t base = tile * p.units, end = part_start(p.units, part + 1);
@@ -452,6 +454,9 @@ template <int kind, int groups> __global__ void __launch_bounds__(THREADS) narro
         if (groups == 1) {
             load_batch<kind>(m, base + unit + BATCH, base + end, lane, f);
         }
+    }
+    if (groups > 1) {
+        cuda::let_next_begin();
     }
 #pragma unroll
     for (int i = 0; i < groups; i++) {
@@ -542,7 +547,6 @@ template <int kind> __global__ void __launch_bounds__(THREADS, 2) wide(const lau
     const int64_t base = (idle ? 0 : tile) * p.units;
     float acc[8][4] = {}, total[8][4] = {};
     fragment<kind> next;
-    cuda::let_next_begin();
     next.load(m, base, lane);
     cuda::wait_for_previous();
     for (int i = 0; i < STAGES - 1; i++) {
@@ -567,6 +571,7 @@ template <int kind> __global__ void __launch_bounds__(THREADS, 2) wide(const lau
             part++;
         }
     }
+    cuda::let_next_begin(); /* not earlier: blocks that wait would take this kernel's place on a multiprocessor */
 #pragma unroll
     for (int i = 0; i < 32; i++) {
         const int64_t row = tile * PRODUCT_TILE_ROWS + lane / 4 + i % 4 / 2 * 8;
