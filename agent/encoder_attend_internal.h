@@ -2,8 +2,9 @@
  * The body of the encoder's attention, compiled once per instruction set by the files that include it.
  *
  * Bidirectional softmax attention of one head over one text. Four query rows go together; keys are transposed first, so
- * that a vector holds 16 neighbouring keys (scores) or channels (output) and every sum runs in one fixed order: over
- * channels, over keys, and for the softmax's denominator over keys j, j+16, j+32... per lane, then over the lanes.
+ * that a vector holds neighbouring keys (scores) or channels (output), as many as ENCODER_LANES says, and every sum runs
+ * in one fixed order: over channels, over keys, and for the softmax's denominator over keys j, j+16, j+32... for each of
+ * 16 partial sums, then over those.
  * Products and sums are not contracted (-ffp-contract=off), so each instruction set gives the same bits, and a row's
  * result depends neither on its three companions nor on anything outside its text.
  */
@@ -14,7 +15,11 @@
 
 #include "agent/encoder_parts_internal.h"
 
-enum { LANES = 16, QUERIES = 4 };
+#ifndef ENCODER_LANES
+#define ENCODER_LANES \
+    16 /* floats of a register, for whoever includes this; wider ones, gcc 12 keeps in memory */
+#endif
+enum { LANES = ENCODER_LANES, PARTIAL_SUMS = 16, QUERIES = 4 };
 typedef float lanes_f __attribute__((vector_size(LANES * 4)));
 typedef uint32_t lanes_u __attribute__((vector_size(LANES * 4)));
 
@@ -64,6 +69,7 @@ static inline void score_rows(
             lanes_f k0, k1;
             LANES_LOAD(k0, row);
             LANES_LOAD(k1, row + LANES);
+#pragma GCC unroll 4
             for (int i = 0; i < QUERIES; i++) {
                 sum[i][0] += k0 * q[i][c];
                 sum[i][1] += k1 * q[i][c];
@@ -76,13 +82,32 @@ static inline void score_rows(
     }
 }
 
+/* Eight running maxima, so that they do not wait for each other. */
+static inline float largest(const float *scores, int n)
+{
+    float top[8];
+    for (int i = 0; i < 8; i++) {
+        top[i] = scores[i < n ? i : 0];
+    }
+    int j = 8;
+    for (; j + 8 <= n; j += 8) {
+        for (int i = 0; i < 8; i++) {
+            top[i] = scores[j + i] > top[i] ? scores[j + i] : top[i];
+        }
+    }
+    for (; j < n; j++) {
+        top[0] = scores[j] > top[0] ? scores[j] : top[0];
+    }
+    for (int i = 1; i < 8; i++) {
+        top[0] = top[i] > top[0] ? top[i] : top[0];
+    }
+    return top[0];
+}
+
 /* scores -> e^(score - max), zero in the padding; returns 1 / sum. */
 static inline float softmax_row(float *scores, int tokens, int padded)
 {
-    float top = scores[0], total = 0.0f;
-    for (int j = 1; j < tokens; j++) {
-        top = scores[j] > top ? scores[j] : top;
-    }
+    float top = largest(scores, tokens), total = 0.0f;
     for (int j = 0; j < padded; j += LANES) {
         lanes_f x;
         LANES_LOAD(x, scores + j);
@@ -93,14 +118,16 @@ static inline float softmax_row(float *scores, int tokens, int padded)
     for (int j = tokens; j < padded; j++) {
         scores[j] = 0.0f;
     }
-    lanes_f sum = {0};
-    for (int j = 0; j < padded; j += LANES) {
-        lanes_f x;
-        LANES_LOAD(x, scores + j);
-        sum += x;
+    lanes_f sum[PARTIAL_SUMS / LANES] = {{0}};
+    for (int j = 0; j < padded; j += PARTIAL_SUMS) {
+        for (int i = 0; i < PARTIAL_SUMS / LANES; i++) {
+            lanes_f x;
+            LANES_LOAD(x, scores + j + i * LANES);
+            sum[i] += x;
+        }
     }
-    for (int l = 0; l < LANES; l++) {
-        total += sum[l];
+    for (int l = 0; l < PARTIAL_SUMS; l++) {
+        total += sum[l / LANES][l % LANES];
     }
     return 1.0f / total;
 }
@@ -115,6 +142,7 @@ static inline void weigh_values(
             lanes_f v0, v1;
             LANES_LOAD(v0, a->v + j * a->stride + c);
             LANES_LOAD(v1, a->v + j * a->stride + c + LANES);
+#pragma GCC unroll 4
             for (int i = 0; i < QUERIES; i++) {
                 sum[i][0] += v0 * scores[i * ENCODER_IDS_MAX + j];
                 sum[i][1] += v1 * scores[i * ENCODER_IDS_MAX + j];
