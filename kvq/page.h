@@ -22,7 +22,7 @@
 enum {
     /* Part of every codec's fingerprint: raise it when anything moves here or in fragment.h, or a rule of rows.h
      * gives other bytes. */
-    KVQ_PAGE_VERSION = 1,
+    KVQ_PAGE_VERSION = 2,
     KVQ_PAGE_SCALES_BYTES = KRN_PAGE_ROWS * 2
 };
 _Static_assert((int)KRN_PAGE_ROWS == (int)KRN_FRAGMENT_TOKENS, "a page is one plane of tokens");

@@ -78,14 +78,10 @@ void kvq_row_lloyd_max_least_squares(const uint16_t *x, int d, kvq_row *out)
     clear_if_zero(d, out);
 }
 
-/*
- * The least-squares scale <x,c>/<c,c> shrinks a key towards zero by the distortion, so logits flatten; the unbiased one
- * <x,x>/<x,c> overshoots. Their geometric mean is |x|/|c|: TurboQuant's stored norm, made exact for the row.
- */
-void kvq_row_lloyd_max_norm(const uint16_t *x, int d, kvq_row *out)
+void kvq_row_lloyd_max_unbiased(const uint16_t *x, int d, kvq_row *out)
 {
     lloyd_max_sums s = lloyd_max_codes(x, d, out->codes);
-    out->scale = scale_to_half(sqrt(s.x_x / (double)s.c_c) / lloyd_max_step);
+    out->scale = scale_to_half(s.x_c > 0.0 ? s.x_x / (s.x_c * lloyd_max_step) : 0.0);
     clear_if_zero(d, out);
 }
 

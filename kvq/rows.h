@@ -27,10 +27,13 @@ typedef void (*kvq_row_encoder)(const uint16_t *x, int d, kvq_row *out);
 /* Best step of evenly spaced 16 levels for a unit normal. */
 #define KVQ_UNIFORM16_STEP 0.3352
 
-/* Codes by Lloyd-Max in units of the row's RMS, value = scale * level[code]. The two differ in the scale: V takes the
- * least-squares one, <x,c>/<c,c>, K the one that keeps the row's norm, |x|/|c|. */
+/*
+ * Codes by Lloyd-Max in units of the row's RMS, value = scale * level[code]. The two differ in the scale: <x,c>/<c,c>, which has the
+ * least error and shrinks a row by its distortion (11 % of its energy), as the conditional means of TurboQuant do; or <x,x>/<x,c>,
+ * which is unbiased along the row.
+ */
 void kvq_row_lloyd_max_least_squares(const uint16_t *x, int d, kvq_row *out);
-void kvq_row_lloyd_max_norm(const uint16_t *x, int d, kvq_row *out);
+void kvq_row_lloyd_max_unbiased(const uint16_t *x, int d, kvq_row *out);
 /* 16 even levels, value = scale * (code - 7.5), codes by the best step for the row's RMS, norm kept. */
 void kvq_row_uniform16_norm(const uint16_t *x, int d, kvq_row *out);
 /* 4 levels between the smallest and the largest value, value = scale * (code - zero). */

@@ -55,7 +55,7 @@ def half(x):
 OUTER, INNER = np.float64(np.float32(1.51)), np.float64(np.float32(.453))
 
 
-def lloyd_max(x, keep_norm):
+def lloyd_max(x, unbiased):
     x = x.astype(np.float64)
     size = total(x * x)
     threshold = np.float32(.5 * (OUTER + INNER) * np.sqrt(size / len(x)))
@@ -63,10 +63,11 @@ def lloyd_max(x, keep_norm):
     codes = np.where(np.signbit(x), np.where(outer, 0, 1), np.where(outer, 3, 2))
     c_c = int(np.where(outer, 100, 9).sum())
     step = OUTER / 10
-    if keep_norm:
-        scale = half(np.sqrt(size / c_c) / step)
+    x_c = total(np.where(outer, 10., 3.) * np.abs(x))
+    if unbiased:
+        scale = half(size / (x_c * step) if x_c else 0.)
     else:
-        scale = half(total(np.where(outer, 10., 3.) * np.abs(x)) / (c_c * step))
+        scale = half(x_c / (c_c * step))
     return (codes if scale else codes * 0), scale, np.float16(0)
 
 
@@ -132,15 +133,16 @@ def rows_to_arrays(x, rule):
 def page(codec, d, rows):
     random = Random(1000 * d + rows)
     k, v = input_rows(random, rows, d), input_rows(random, rows, d)
-    rules = {'turboquant': (lambda x: lloyd_max(x, True), lambda x: lloyd_max(x, False)),
-             'turboquant-k4': (uniform16, lambda x: lloyd_max(x, False)), 'naive': (min_max, min_max)}[codec]
+    rules = {'turboquant': (lambda x: lloyd_max(x, False), lambda x: lloyd_max(x, False)),
+             'turboquant-k4': (uniform16, lambda x: lloyd_max(x, True)), 'naive': (min_max, min_max)}[codec]
     (kc, ks, kz), (vc, vs, vz) = rows_to_arrays(k, rules[0]), rows_to_arrays(v, rules[1])
     planes = key_plane(kc >> 2) + key_plane(kc & 3) if codec == 'turboquant-k4' else key_plane(kc)
     zeros = codec == 'naive'
     return planes + value_plane(vc) + ks + (kz if zeros else b'') + vs + (vz if zeros else b'')
 
 
-for codec, d, rows in (('turboquant', 64, 128), ('turboquant', 128, 77), ('turboquant', 256, 128), ('turboquant-k4', 64, 50),
-                       ('turboquant-k4', 128, 128), ('turboquant-k4', 256, 20), ('naive', 64, 128), ('naive', 128, 30)):
-    with open(os.path.join(sys.argv[1], f'{codec}-{d}-{rows}.page'), 'wb') as f:
-        f.write(page(codec, d, rows))
+if __name__ == '__main__':
+    for codec, d, rows in (('turboquant', 64, 128), ('turboquant', 128, 77), ('turboquant', 256, 128), ('turboquant-k4', 64, 50),
+                           ('turboquant-k4', 128, 128), ('turboquant-k4', 256, 20), ('naive', 64, 128), ('naive', 128, 30)):
+        with open(os.path.join(sys.argv[1], f'{codec}-{d}-{rows}.page'), 'wb') as f:
+            f.write(page(codec, d, rows))

@@ -13,7 +13,7 @@
 #include "kvq/kvq.h"
 
 static const char *const names[] = {"turboquant", "turboquant-k4", "hadamard", "naive", "bf16"};
-#define FINGERPRINT_TURBOQUANT_30_3_64 0x571e1556a5ff0d3bu
+#define FINGERPRINT_TURBOQUANT_30_3_64 0x9066892990977c5au
 
 enum { N_NAMES = sizeof names / sizeof names[0] };
 

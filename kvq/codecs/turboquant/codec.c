@@ -24,7 +24,7 @@ status kvq_open_turboquant(kvq_codec *c, const char *calibration_path, err *e)
     TRY(kvq_refuse_calibration(c, calibration_path, e));
     kvq_codec_rotate_all(c, KRN_ROTATION_HADAMARD);
     kvq_codec_set_layers(
-            c, two_bit_format(c->shape.d), kvq_row_lloyd_max_norm, kvq_row_lloyd_max_least_squares);
+            c, two_bit_format(c->shape.d), kvq_row_lloyd_max_least_squares, kvq_row_lloyd_max_least_squares);
     return ST_OK;
 }
 
@@ -34,6 +34,6 @@ status kvq_open_turboquant_k4(kvq_codec *c, const char *calibration_path, err *e
     kvq_codec_rotate_all(c, KRN_ROTATION_HADAMARD);
     krn_page_format format = two_bit_format(c->shape.d);
     format.k_planes = 2;
-    kvq_codec_set_layers(c, format, kvq_row_uniform16_norm, kvq_row_lloyd_max_least_squares);
+    kvq_codec_set_layers(c, format, kvq_row_uniform16_norm, kvq_row_lloyd_max_unbiased);
     return ST_OK;
 }
