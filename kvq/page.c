@@ -21,30 +21,45 @@ static status refuse_nonfinite(const uint16_t *x, int rows, int d, const char *w
     return ST_OK;
 }
 
-/* Plane bits of one key row; `down` picks the pair of bits of a code that goes to this plane. */
+/* A byte of a plane holds four codes of one pair of bits: of channels 16 apart (keys), of tokens 16 apart (values). */
+static inline uint8_t four_codes(const uint8_t *codes, size_t stride, int down)
+{
+    return (uint8_t)((codes[0] >> down & 3) | (codes[stride] >> down & 3) << 2 |
+            (codes[2 * stride] >> down & 3) << 4 | (codes[3 * stride] >> down & 3) << 6);
+}
+
+/* One key row; `down` picks the pair of bits of a code that goes to this plane. */
 static void pack_k_row(uint8_t *plane, int d, int row, const uint8_t *codes, int down)
 {
-    for (int c = 0; c < d; c++) {
-        uint32_t code = ((uint32_t)codes[c] >> down) & 3u;
-        plane[KRN_FRAGMENT_K_BYTE(d, row, c)] |= (uint8_t)(code << KRN_FRAGMENT_K_SHIFT(c));
+    for (int from = 0; from < d; from += 64) {
+        for (int c = from; c < from + 16; c++) {
+            plane[KRN_FRAGMENT_K_BYTE(d, row, c)] = four_codes(codes + c, 16, down);
+        }
     }
 }
 
-static void pack_v_row(uint8_t *plane, int d, int row, const uint8_t *codes)
+/* All value rows, codes [KRN_PAGE_ROWS][d]. */
+static void pack_v(uint8_t *plane, int d, const uint8_t *codes)
 {
-    int shift = KRN_FRAGMENT_V_SHIFT(row);
-    for (int c = 0; c < d; c++) {
-        plane[KRN_FRAGMENT_V_BYTE(row, c)] |= (uint8_t)(codes[c] << shift);
+    for (int from = 0; from < KRN_PAGE_ROWS; from += 64) {
+        for (int token = from; token < from + 16; token++) {
+            const uint8_t *row = codes + token * d;
+            for (int c = 0; c < d; c++) {
+                plane[KRN_FRAGMENT_V_BYTE(token, c)] = four_codes(row + c, 16 * (size_t)d, 0);
+            }
+        }
     }
 }
 
 static void encode_rows(const kvq_layer *layer, const uint16_t *k, const uint16_t *v, int rows, uint8_t *page)
 {
     const krn_page_format *f = &layer->format;
+    size_t d = (size_t)f->d;
+    uint8_t v_codes[KRN_PAGE_ROWS * 256] = {0};
     kvq_row row;
     memset(page, 0, f->bytes);
     for (int r = 0; r < rows; r++) {
-        size_t at = (size_t)r * (size_t)f->d;
+        size_t at = (size_t)r * d;
         layer->encode_k(k + at, f->d, &row);
         pack_k_row(page + f->k_plane_at[0], f->d, r, row.codes, f->k_planes == 2 ? 2 : 0);
         if (f->k_planes == 2) {
@@ -55,12 +70,13 @@ static void encode_rows(const kvq_layer *layer, const uint16_t *k, const uint16_
             kvq_page_set_half(page, f->k_zero_at, r, row.zero);
         }
         layer->encode_v(v + at, f->d, &row);
-        pack_v_row(page + f->v_plane_at, f->d, r, row.codes);
+        memcpy(v_codes + at, row.codes, d);
         kvq_page_set_half(page, f->v_scale_at, r, row.scale);
         if (f->has_zero) {
             kvq_page_set_half(page, f->v_zero_at, r, row.zero);
         }
     }
+    pack_v(page + f->v_plane_at, f->d, v_codes);
 }
 
 static void copy_bf16_rows(int d, const uint16_t *k, const uint16_t *v, int rows, uint8_t *page)

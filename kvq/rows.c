@@ -3,34 +3,7 @@
 
 #include <math.h>
 
-#include "kernels/base.h"
-
-enum { LANES = 8 };
-
-/* The one order of summation: eight partial sums, then halves together. */
-static double add_lanes(const double s[LANES])
-{
-    return ((s[0] + s[4]) + (s[2] + s[6])) + ((s[1] + s[5]) + (s[3] + s[7]));
-}
-
-static double sum_of_squares(const uint16_t *x, int d)
-{
-    double s[LANES] = {0};
-    for (int c = 0; c < d; c += LANES) {
-        for (int i = 0; i < LANES; i++) {
-            double v = base_bf16_to_f32(x[c + i]);
-            s[i] += v * v; /* the product is exact */
-        }
-    }
-    return add_lanes(s);
-}
-
-/* To fp16, saturating: an infinite scale would poison every sum it enters. */
-static uint16_t scale_to_half(double scale)
-{
-    float f = (float)scale;
-    return f < 65504.0f ? base_f32_to_f16(f) : (uint16_t)0x7bff;
-}
+#include "kvq/row_parts.h"
 
 /* Sums that the scale rules need, of codes whose levels are -10, -3, 3, 10. */
 typedef struct lloyd_max_sums {
@@ -41,12 +14,12 @@ typedef struct lloyd_max_sums {
 static lloyd_max_sums lloyd_max_codes(const uint16_t *x, int d, uint8_t *codes)
 {
     const double midpoint = 0.5 * ((double)KVQ_LLOYD_MAX_OUTER + (double)KVQ_LLOYD_MAX_INNER);
-    lloyd_max_sums sums = {.x_x = sum_of_squares(x, d)};
+    lloyd_max_sums sums = {.x_x = kvq_sum_of_squares(x, d)};
     float threshold = (float)(midpoint * sqrt(sums.x_x / d));
-    double inner[LANES] = {0};
+    double inner[KVQ_ROW_LANES] = {0};
     int outer_count = 0;
-    for (int c = 0; c < d; c += LANES) {
-        for (int i = 0; i < LANES; i++) {
+    for (int c = 0; c < d; c += KVQ_ROW_LANES) {
+        for (int i = 0; i < KVQ_ROW_LANES; i++) {
             uint32_t negative = x[c + i] >> 15;
             float magnitude = base_bf16_to_f32(x[c + i] & 0x7fffu);
             uint32_t outer = magnitude >= threshold ? 1u : 0u;
@@ -55,7 +28,7 @@ static lloyd_max_sums lloyd_max_codes(const uint16_t *x, int d, uint8_t *codes)
             inner[i] += (outer != 0 ? 10.0 : 3.0) * (double)magnitude;
         }
     }
-    sums.x_c = add_lanes(inner);
+    sums.x_c = kvq_add_lanes(inner);
     sums.c_c = 9 * d + 91 * outer_count;
     return sums;
 }
@@ -63,31 +36,23 @@ static lloyd_max_sums lloyd_max_codes(const uint16_t *x, int d, uint8_t *codes)
 /* The grid step of the levels: level = step * {-10, -3, 3, 10}. */
 static const double lloyd_max_step = (double)KVQ_LLOYD_MAX_OUTER / 10.0;
 
-static void clear_if_zero(int d, kvq_row *out)
-{
-    out->zero = 0;
-    for (int c = 0; c < d && out->scale == 0; c++) {
-        out->codes[c] = 0; /* rows that decode to zero have one spelling */
-    }
-}
-
 void kvq_row_lloyd_max_least_squares(const uint16_t *x, int d, kvq_row *out)
 {
     lloyd_max_sums s = lloyd_max_codes(x, d, out->codes);
-    out->scale = scale_to_half(s.x_c / ((double)s.c_c * lloyd_max_step));
-    clear_if_zero(d, out);
+    out->scale = kvq_scale_to_half(s.x_c / ((double)s.c_c * lloyd_max_step));
+    kvq_row_without_zero(d, out);
 }
 
 void kvq_row_lloyd_max_unbiased(const uint16_t *x, int d, kvq_row *out)
 {
     lloyd_max_sums s = lloyd_max_codes(x, d, out->codes);
-    out->scale = scale_to_half(s.x_c > 0.0 ? s.x_x / (s.x_c * lloyd_max_step) : 0.0);
-    clear_if_zero(d, out);
+    out->scale = kvq_scale_to_half(s.x_c > 0.0 ? s.x_x / (s.x_c * lloyd_max_step) : 0.0);
+    kvq_row_without_zero(d, out);
 }
 
 void kvq_row_uniform16_norm(const uint16_t *x, int d, kvq_row *out)
 {
-    double x_x = sum_of_squares(x, d);
+    double x_x = kvq_sum_of_squares(x, d);
     double step = KVQ_UNIFORM16_STEP * sqrt(x_x / d);
     int c_c = 0; /* <c,c> of twice the levels: odd numbers */
     for (int c = 0; c < d; c++) {
@@ -96,8 +61,8 @@ void kvq_row_uniform16_norm(const uint16_t *x, int d, kvq_row *out)
         out->codes[c] = (uint8_t)code;
         c_c += (2 * code - 15) * (2 * code - 15);
     }
-    out->scale = scale_to_half(2.0 * sqrt(x_x / (double)c_c));
-    clear_if_zero(d, out);
+    out->scale = kvq_scale_to_half(2.0 * sqrt(x_x / (double)c_c));
+    kvq_row_without_zero(d, out);
 }
 
 /*
@@ -113,11 +78,11 @@ void kvq_row_min_max(const uint16_t *x, int d, kvq_row *out)
         high = v > high ? v : high;
     }
     double step = ((double)high - (double)low) / 3.0, floor_step = fabs((double)low) / 60000.0;
-    out->scale = scale_to_half(step > floor_step ? step : floor_step);
+    out->scale = kvq_scale_to_half(step > floor_step ? step : floor_step);
     if (out->scale == 0 && (low < 0.0f || high > 0.0f)) {
         out->scale = 1; /* 2^-24, the smallest there is */
     }
-    clear_if_zero(d, out);
+    kvq_row_without_zero(d, out);
     if (out->scale == 0) {
         return;
     }

@@ -50,17 +50,10 @@ def four_levels(bits, unbiased):
     x = to_float(bits).astype(np.float64)
     size, d, magnitude = energy(x), len(x), np.abs(x)
     per_unit = 25 / np.sqrt(size / d) if size else 0.
-    reached = [0 if m * per_unit - 17 < 1 else min(16, int(m * per_unit - 17)) for m in magnitude]
-    sums = [0.] * 17
-    for m, n in zip(magnitude, reached):
-        sums[n] += m
-    everything = 0.
-    for s in sums:
-        everything += s
-    best, outer = None, 0.
+    reached, everything = magnitude * per_unit - 17, lanes(magnitude)
+    best = None
     for n in range(16, 0, -1):
-        outer += sums[n]
-        x_c, c_c = everything + 2 * outer, d + 8 * sum(r >= n for r in reached)
+        x_c, c_c = everything + 2 * lanes(np.where(reached >= n, magnitude, 0.)), d + 8 * int((reached >= n).sum())
         if best is None or x_c * x_c / c_c > best[0]:
             best = x_c * x_c / c_c, x_c, c_c, n
     _, x_c, c_c, n = best

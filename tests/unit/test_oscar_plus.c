@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "kvq/codecs/oscar_plus/rows.h"
+#include "kvq/codecs/oscar_plus/search.h"
 #include "kvq/page.h"
 #include "tests/unit/calibration_scene.h"
 
@@ -151,6 +152,54 @@ static void distortion_is_that_of_the_best_even_levels(void **state)
     }
     assert_true(two / 2000 > 0.105 && two / 2000 < 0.1188);
     assert_true(four / 2000 > 0.0085 && four / 2000 < 0.01154);
+}
+
+/* ---- the AVX2 searches beside their specification ---- */
+
+static void assert_same_sums(kvq_sums a, kvq_sums b)
+{
+    assert_memory_equal(&a.x_x, &b.x_x, sizeof a.x_x);
+    assert_memory_equal(&a.x_c, &b.x_c, sizeof a.x_c);
+    assert_int_equal(a.c_c, b.c_c);
+}
+
+static void compare_searches(const uint16_t *x, int d)
+{
+    uint8_t codes[2][256];
+    kvq_sums expected = kvq_search_scalar.four(x, d, codes[0]);
+    assert_same_sums(kvq_search_avx2.four(x, d, codes[1]), expected);
+    assert_memory_equal(codes[0], codes[1], (size_t)d);
+    expected = kvq_search_scalar.sixteen(x, d, codes[0]);
+    assert_same_sums(kvq_search_avx2.sixteen(x, d, codes[1]), expected);
+    assert_memory_equal(codes[0], codes[1], (size_t)d);
+}
+
+/* Bell-shaped rows, rows of any finite bits (magnitudes 76 powers of ten apart, where the order of a sum shows), and the
+ * special rows of the golden pages. */
+static void searches_give_the_same_bits_on_avx2(void **state)
+{
+    (void)state;
+    static uint16_t x[128 * 256];
+    uint64_t random = 9;
+    if (krn_isa_best() < KRN_ISA_AVX2) {
+        skip();
+    }
+    for (int d = 64; d <= 256; d *= 2) {
+        for (uint64_t seed = 1; seed <= 1000; seed++) {
+            normal_row(seed, d, x);
+            compare_searches(x, d);
+            for (int c = 0; c < d; c++) {
+                random = random * 6364136223846793005u + 1442695040888963407u;
+                uint32_t bits = (uint32_t)(random >> 48);
+                x[c] = (uint16_t)((bits & 0x7f80u) == 0x7f80u ? bits & 0x8001u : bits);
+            }
+            compare_searches(x, d);
+        }
+        (void)input_rows((uint64_t)d, 128, d, x);
+        for (int r = 0; r < 128; r++) {
+            compare_searches(x + r * d, d);
+        }
+    }
 }
 
 /* ---- any input ---- */
@@ -296,6 +345,7 @@ int main(void)
             cmocka_unit_test(pages_are_the_golden_ones_byte_for_byte),
             cmocka_unit_test(scales_keep_what_they_promise),
             cmocka_unit_test(distortion_is_that_of_the_best_even_levels),
+            cmocka_unit_test(searches_give_the_same_bits_on_avx2),
             cmocka_unit_test(decoded_rows_get_the_same_codes_again),
             cmocka_unit_test(errors_stay_within_the_row),
             cmocka_unit_test(calibration_decides_rotations_and_planes),
