@@ -12,7 +12,8 @@ enum { LOGIT_ROWS = 64, CONTROL_ALIGNED = 16, GRAPHS = 8, POOL_ROWS = 16 };
 /* What a recorded pass depends on beside fixed addresses. */
 typedef struct graph_key {
     uint64_t space_id, tiles_at, counters_at, partials_at;
-    int n, variants, wanted, n_blocks;
+    int n, variants, wanted, n_blocks, cluster;
+    bool gathers;
 } graph_key;
 typedef struct graph_slot {
     graph_key key;
@@ -400,7 +401,8 @@ static bool keys_equal(const graph_key *a, const graph_key *b)
 {
     return a->space_id == b->space_id && a->tiles_at == b->tiles_at && a->counters_at == b->counters_at &&
             a->partials_at == b->partials_at && a->n == b->n && a->variants == b->variants &&
-            a->wanted == b->wanted && a->n_blocks == b->n_blocks;
+            a->wanted == b->wanted && a->n_blocks == b->n_blocks && a->cluster == b->cluster &&
+            a->gathers == b->gathers;
 }
 
 /* The slot of this key, or the one longest not used, emptied for it. */
@@ -441,6 +443,8 @@ static status compute_or_repeat(device_scratch *s, const model_run *runs, int n_
     k->counters_at = plan->plan.counters_at;
     k->partials_at = plan->plan.partials_at;
     k->n_blocks = plan->plan.n_blocks;
+    k->cluster = plan->plan.cluster;
+    k->gathers = plan->plan.gathers;
     graph_slot *g = find_graph(s, k, &seen);
     g->used = ++s->passes;
     if (!seen) {

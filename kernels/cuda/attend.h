@@ -104,7 +104,7 @@ typedef struct cuda_attend_call {
 /* Copies the image; `image` must stay until the copy is done. */
 status cuda_attend_upload(
         const cuda_attend_plan *plan, const void *image, void *workspace, void *stream, err *e);
-/* One launch of plan->n_blocks blocks. Where a later plan has the same n_blocks, cluster, tiles_at, counters_at and
+/* One launch of plan->n_blocks blocks. Where a later plan has the same n_blocks, cluster, gathers, tiles_at, counters_at and
  * partials_at (the same capacities), uploading it and replaying the captured launch is enough: blocks without an item end at once. */
 status cuda_attend_launch(
         const cuda_attend_plan *plan, const cuda_attend_call *call, void *workspace, void *stream, err *e);

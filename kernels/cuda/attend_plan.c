@@ -302,13 +302,18 @@ static void gather_chunks(builder *b, int64_t first, int64_t each)
 }
 
 /* Gives the items [first, b->n_items) of one list their sequence, head, counter and room for partial results. */
-static void finish_list(
-        builder *b, int64_t first, int64_t each, int n_chunks, int sequence, int kv_head, uint32_t list)
+static void finish_list(builder *b,
+        int64_t first,
+        int64_t chunk_tiles,
+        int n_chunks,
+        int sequence,
+        int kv_head,
+        uint32_t list)
 {
     int passes = passes_of(b->shape);
     for (int64_t i = first; i < b->n_items; i++) {
         attend_item *item = &b->items[i];
-        item->chunk_tiles = (uint32_t)each;
+        item->chunk_tiles = (uint32_t)chunk_tiles;
         uint32_t pass = (uint32_t)((i - first) % passes);
         item->sequence = (uint32_t)sequence;
         item->kv_head = (uint16_t)kv_head;
@@ -338,7 +343,7 @@ static status build_sequence(builder *b, const cuda_attend_list *lists, int sequ
         int64_t before = b->n_items;
         uint32_t list = (uint32_t)(sequence * heads + head);
         const cuda_attend_list *spans = &lists[shared ? sequence : sequence * heads + head];
-        int64_t each = item_tiles(b->shape, b->policy, list_tiles(spans));
+        int64_t total = list_tiles(spans), each = item_tiles(b->shape, b->policy, total);
         if (head == 0 || !shared) {
             TRY(cut_list(b, spans, each, &n_chunks));
             gather_chunks(b, before, each);
@@ -346,7 +351,7 @@ static status build_sequence(builder *b, const cuda_attend_list *lists, int sequ
         } else {
             TRY(repeat_items(b, first, n));
         }
-        finish_list(b, before, each, n_chunks, sequence, head, list);
+        finish_list(b, before, each < total ? each : total, n_chunks, sequence, head, list);
     }
     return ST_OK;
 }

@@ -60,10 +60,13 @@ static void check_cover(
             int64_t tiles = 0;
             uint32_t end = 0;
             int chunks = 0, expected = -1;
-            for (int chunk = 0; chunk != expected; chunk++) {
+            for (int chunk = 0; chunk != expected; chunk = chunks) {
                 const attend_item *found = NULL;
-                for (int i = 0; i < plan->n_items; i++) {
+                for (int i = 0; i < plan->n_blocks; i++) {
                     const attend_item *item = &items_of()[i];
+                    if (item->n_heads == 0) {
+                        continue;
+                    }
                     int number = (int)item->sequence * s->kv_heads + item->kv_head;
                     if (number == list && item->first_head == pass * each && item->chunk == chunk) {
                         assert_null(found);
@@ -75,11 +78,11 @@ static void check_cover(
                 end = found->first_tile + found->n_tiles;
                 tiles += found->n_tiles;
                 expected = found->n_chunks;
-                chunks++;
+                chunks += (int)found->n_own;
                 assert_int_equal(found->counter, list * passes + pass);
                 assert_true(found->n_heads >= 1 && found->n_heads <= each);
-                if (found->n_chunks > 1) {
-                    uint32_t partial = found->first_partial + found->chunk;
+                for (uint32_t own = 0; found->n_chunks > 1 && own < found->n_own; own++) {
+                    uint32_t partial = found->first_partial + found->chunk + own;
                     assert_int_equal(partial_used[partial]++, 0);
                     assert_true(plan->partials_at + (partial + 1) * (uint64_t)(each * (s->d + 2)) * 4 <=
                             plan->workspace_bytes);
@@ -96,8 +99,10 @@ static void one_long_list(void **state)
     (void)state;
     cuda_attend_list list = pages(800, 1);
     cuda_attend_plan plan = make(&eight_heads, &list, 1, true);
-    assert_int_equal(plan.n_items, 16 * 8); /* 132 multiprocessors, 8 heads */
-    assert_int_equal(items_of()[0].n_tiles, 50);
+    assert_int_equal(plan.n_items, 32 * 8); /* two on each of 132 multiprocessors, 8 heads */
+    assert_int_equal(plan.n_blocks, 32 * 8);
+    assert_int_equal(plan.cluster, 1); /* more chunks than a cluster holds */
+    assert_int_equal(items_of()[0].n_tiles, 25);
     check_cover(&eight_heads, &plan, 8, 800);
     assert_int_equal(tiles_of(&plan)[799].rows, 77);
     assert_int_equal(tiles_of(&plan)[799].at, 0x10000 + 799 * PAGE);
@@ -109,11 +114,19 @@ static void short_and_empty_lists(void **state)
     cuda_attend_list lists[2] = {pages(9, 1), {NULL, 0}};
     cuda_attend_plan plan = make(&eight_heads, lists, 2, true);
     assert_int_equal(plan.n_items, (2 + 1) * 8);
+    assert_int_equal(plan.cluster, 2);
+    assert_int_equal(plan.n_blocks, 2 * 2 * 8);
     int empty = 0;
-    for (int i = 0; i < plan.n_items; i++) {
+    uint32_t before = UINT32_MAX;
+    for (int i = 0; i < plan.n_blocks; i++) {
         const attend_item *item = &items_of()[i];
-        empty += item->n_tiles == 0 && item->sequence == 1 && item->n_chunks == 1 && item->n_heads == 4;
-        assert_true(i == 0 || item->n_tiles <= items_of()[i - 1].n_tiles); /* long ones first */
+        if (item->n_heads > 0) {
+            empty += item->n_tiles == 0 && item->sequence == 1 && item->n_chunks == 1 && item->n_heads == 4;
+            assert_true(item->chunk_tiles <= before); /* lists of long chunks first */
+            before = item->chunk_tiles;
+            assert_int_equal(i % 2, item->chunk); /* a list has a cluster */
+            assert_int_equal(items_of()[i - i % 2].counter, item->counter);
+        }
     }
     assert_int_equal(empty, 8);
 }
@@ -126,23 +139,27 @@ static void cut_does_not_depend_on_the_batch(void **state)
     cuda_attend_plan plan = make(&eight_heads, &list, 1, true);
     uint32_t alone[64];
     int n_alone = 0;
-    for (int i = 0; i < plan.n_items; i++) {
-        if (items_of()[i].kv_head == 0) {
+    for (int i = 0; i < plan.n_blocks; i++) {
+        if (items_of()[i].n_heads > 0 && items_of()[i].kv_head == 0) {
             alone[items_of()[i].chunk] = items_of()[i].n_tiles;
+            assert_int_equal(items_of()[i].n_own, 1);
             n_alone++;
         }
     }
     plan = make(&eight_heads, many, 5, true);
+    assert_true(plan.gathers && plan.cluster == 1); /* more chunks than blocks at once */
     int same = 0;
-    for (int i = 0; i < plan.n_items; i++) {
+    for (int i = 0; i < plan.n_blocks; i++) {
         const attend_item *item = &items_of()[i];
-        if (item->sequence % 2 == 1) {
-            assert_int_equal(item->n_tiles, alone[item->chunk]);
+        for (uint32_t own = 0; item->n_heads > 0 && item->sequence % 2 == 1 && own < item->n_own; own++) {
+            uint32_t left = item->n_tiles - own * item->chunk_tiles;
+            assert_int_equal(left < item->chunk_tiles ? left : item->chunk_tiles, alone[item->chunk + own]);
             assert_int_equal(item->n_chunks, n_alone);
             same++;
         }
     }
     assert_int_equal(same, 2 * 8 * n_alone);
+    assert_true(plan.n_items < same);
 }
 
 static void variants_end_items(void **state)
@@ -151,7 +168,7 @@ static void variants_end_items(void **state)
     cuda_attend_list list = pages(100, 100);
     cuda_attend_plan plan = make(&eight_heads, &list, 1, true);
     check_cover(&eight_heads, &plan, 8, 100);
-    for (int i = 0; i < plan.n_items; i++) {
+    for (int i = 0; i < plan.n_blocks; i++) {
         const attend_item *item = &items_of()[i];
         assert_true(item->n_variants <= ATTEND_LOCAL_VARIANTS);
         for (uint32_t t = 0; t < item->n_tiles; t++) {
@@ -206,9 +223,11 @@ static void capacity_leaves_empty_items(void **state)
             ST_OK);
     assert_int_equal(plan.n_blocks, 64);
     assert_int_equal(plan.n_items, 24);
-    for (int i = 24; i < 64; i++) {
-        assert_int_equal(items_of()[i].n_heads, 0);
+    int empty = 0;
+    for (int i = 0; i < 64; i++) {
+        empty += items_of()[i].n_heads == 0;
     }
+    assert_int_equal(empty, 64 - 24);
     policy.items_capacity = 23;
     assert_int_equal(
             cuda_attend_plan_make(&eight_heads, &policy, &list, 1, true, image, sizeof image, &plan, &e),
