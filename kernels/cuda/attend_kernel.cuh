@@ -19,9 +19,9 @@
  *
  *   s = scale_k * (sum X (code + base)) * step * unit;  p = 2^(s - max);  o = sum p scale_v (unit code + base)
  *
- * Instructions that bound it (d 128, groups up to 4): about 370 on the integer pipe, 64 products and 800 in all for a
- * page and warp; with 18 to 20 bytes per cycle and multiprocessor from memory a page may take about 480 cycles, four
- * schedulers, so memory is the bound when enough bytes are in flight.
+ * About 1,080 instructions for a page and warp (d 128, groups up to 4; a profile counted them), 64 of them products. With
+ * enough pages memory bounds it, with few the latency of prologue, page and joins: what was measured and tried stands in
+ * kernels/README.md, "Decode attention on CUDA".
  *
  * Modes: bit 0 K level table, bit 1 V level table, bit 2 zero per row, bit 3 two K planes.
  * Rows past a tile's last one get weight 0; their scales must be finite.
@@ -310,11 +310,11 @@ __global__ void __launch_bounds__(THREADS, config<D, NT, MODE>::BLOCKS)
     if (join_list<C>(p, sh, reinterpret_cast<float *>(r.stages), direct, rows, row, warp, lane)) {
         stamp(p, STAMP_JOINED);
         store_output<C>(p, sh.item, rows, row, warp, lane);
+        stamp(p, STAMP_END);
     }
     if (sh.item.n_chunks > 1 && direct) {
         cluster_wait();
     }
-    stamp(p, STAMP_END);
     stamp(p, STAMP_TIME_END);
 }
 
