@@ -16,6 +16,10 @@ static const char help[] =
         "the last 256 of them are coded, and the next tokens are predicted from that cache. KL is the\n"
         "divergence of the predicted distributions from those of the exact cache, in nats, mean over "
         "tokens.\n"
+        "Attention error is |coded - exact| / |exact| of attention outputs for the same queries (64 rows a\n"
+        "text), mean over layers. Times are of all threads: to encode and to decode the keys and values of "
+        "a\n"
+        "token, and to attend from one token to the whole cache.\n"
         "Files are plain text, or conversations in the LoCoMo or REALTALK layout.\n"
         "\n"
         "  -m, --model FILE        GGUF file\n"
@@ -28,12 +32,9 @@ static const char help[] =
         "float\n"
         "                          ones: their rounding adds about 0.003 to every KL\n"
         "      --json              one JSON object a line instead of the table\n"
-        "      --plot FILE.svg     picture: KL against bits\n"
+        "      --plot FILE.svg     picture: KL against bits, attention error by layer\n"
         "  -t, --threads N         threads (default: one per core)\n"
         "  -h, --help              show this help\n";
-
-static const char *const plain_codecs = "bf16,turboquant-k4,turboquant,hadamard,naive";
-static const char *const calibrated_codecs = "oscar+k4,oscar+,bf16,turboquant-k4,turboquant,hadamard,naive";
 
 /* ---- arguments ---- */
 
@@ -77,7 +78,7 @@ static int read_option(eval_codec_options *o, int option, char *value)
         return -1;
     case 'p':
         o->plot_path = value;
-        return -1;
+        return eval_svg_accepts(value) ? -1 : usage_error("--plot draws SVG: the name must end in .svg");
     case 'n':
         return read_count(value, EVAL_SINK_TOKENS, 1 << 20, &o->context)
                 ? -1
@@ -118,51 +119,35 @@ static int read_arguments(eval_codec_options *o, int argc, char **argv)
     return o->n_texts == 0 ? usage_error("--text FILE is missing") : -1;
 }
 
-/* ---- codecs ---- */
-
-static status open_codec(eval_codec_run *r, const char *name, size_t bytes, err *e)
-{
-    const model_config *c = model_get_config(r->o->tool.m);
-    kvq_shape shape = {.layers = c->layers, .kv_heads = c->kv_heads, .d = c->d};
-    if (r->n_codecs == EVAL_CODECS_MAX) {
-        return FAIL(e, ST_ERR_LIMIT, "more than %d codecs", EVAL_CODECS_MAX);
-    }
-    eval_codec_result *result = &r->results[r->n_codecs];
-    (void)snprintf(result->name, sizeof result->name, "%.*s", (int)bytes, name);
-    bool calibrated = kvq_codec_is_calibrated(result->name);
-    if (calibrated && r->o->calibration_path != NULL) {
-        TRY(kvq_calibration_check(r->o->calibration_path, c->name, model_fingerprint(r->o->tool.m), e));
-    }
-    TRY(kvq_codec_open_measured(
-            result->name, &shape, calibrated ? r->o->calibration_path : NULL, &result->codec, e));
-    r->n_codecs++;
-    return ST_OK;
-}
-
-static status open_codecs(eval_codec_run *r, err *e)
-{
-    const char *list = r->o->codecs;
-    if (list == NULL) {
-        list = r->o->calibration_path != NULL ? calibrated_codecs : plain_codecs;
-    }
-    while (*list != '\0') {
-        size_t n = strcspn(list, ",");
-        TRY(open_codec(r, list, n, e));
-        list += n + (list[n] == ',');
-    }
-    return ST_OK;
-}
-
 /* ---- one text ---- */
 
-static status measure(eval_codec_run *r, const eval_reference *reference, eval_codec_result *result, err *e)
+static status measure_kv(const eval_codec_run *r,
+        const eval_reference *reference,
+        const eval_probe *probe,
+        eval_kv *kv,
+        eval_codec_result *result,
+        err *e)
+{
+    const model_tool *t = &r->o->tool;
+    double us = 0.0;
+    TRY(eval_kv_decode_us(t, kv, &us, e));
+    result->decode_us += us;
+    result->encode_us += eval_kv_encode_us(kv);
+    result->coded_tokens += eval_kv_coded_tokens(kv);
+    eval_probe_compare(t, probe, kv, &result->attention);
+    return eval_compare(t, kv, reference, &result->damage, e);
+}
+
+static status measure(eval_codec_run *r,
+        const eval_reference *reference,
+        const eval_probe *probe,
+        eval_codec_result *result,
+        err *e)
 {
     const model_tool *t = &r->o->tool;
     eval_kv *kv = NULL;
     TRY(eval_kv_open(t, result->codec, &r->capture, r->o->tokens, &kv, e));
-    result->encode_us += eval_kv_encode_us(kv) * (double)eval_kv_coded_tokens(kv);
-    result->coded_tokens += eval_kv_coded_tokens(kv);
-    status s = eval_compare(t, kv, reference, &result->damage, e);
+    status s = measure_kv(r, reference, probe, kv, result, e);
     eval_kv_close(kv);
     return s;
 }
@@ -179,6 +164,7 @@ static status measure_text(eval_codec_run *r, const char *path, const int32_t *i
 {
     const model_tool *t = &r->o->tool;
     eval_kv *exact = NULL;
+    eval_probe *probe = NULL;
     eval_reference reference = {0};
     progress(r, path, "exact cache");
     TRY(eval_capture_run(t, ids, r->o->context, &r->capture, NULL, NULL, e));
@@ -186,10 +172,14 @@ static status measure_text(eval_codec_run *r, const char *path, const int32_t *i
     if (s == ST_OK) {
         s = eval_reference_open(t, exact, ids + r->o->context, r->o->tokens, &reference, e);
     }
-    for (int i = 0; s == ST_OK && i < r->n_codecs; i++) {
-        progress(r, path, r->results[i].name);
-        s = measure(r, &reference, &r->results[i], e);
+    if (s == ST_OK) {
+        s = eval_probe_open(t, exact, ids + r->o->context, r->o->tokens, &probe, e);
     }
+    for (int i = 0; s == ST_OK && i < r->codecs.n; i++) {
+        progress(r, path, kvq_codec_name(r->results[i].codec));
+        s = measure(r, &reference, probe, &r->results[i], e);
+    }
+    eval_probe_close(probe);
     eval_reference_close(&reference);
     eval_kv_close(exact);
     return s;
@@ -219,7 +209,18 @@ static status run_all(eval_codec_run *r, err *e)
     const model_config *c = model_get_config(o->tool.m);
     kvq_shape shape = {.layers = c->layers, .kv_heads = c->kv_heads, .d = c->d};
     TRY(model_tool_check_length(&o->tool, (int64_t)o->context + o->tokens, e));
-    TRY(open_codecs(r, e));
+    if (c->layers > EVAL_LAYERS_MAX) {
+        return FAIL(e, ST_ERR_LIMIT, "more than %d layers", EVAL_LAYERS_MAX);
+    }
+    TRY(eval_codecs_open(&o->tool, o->codecs, o->calibration_path, &r->codecs, e));
+    r->layers = c->layers;
+    r->results = base_zalloc((size_t)r->codecs.n, sizeof *r->results);
+    if (r->results == NULL) {
+        return FAIL(e, ST_ERR_MEMORY, "out of memory for results");
+    }
+    for (int i = 0; i < r->codecs.n; i++) {
+        r->results[i].codec = r->codecs.codec[i];
+    }
     TRY(kvq_codec_open("bf16", &shape, NULL, &r->exact, e));
     TRY(eval_capture_open(o->tool.m, o->context, &r->capture, e));
     for (int i = 0; i < o->n_texts; i++) {
@@ -231,9 +232,7 @@ static status run_all(eval_codec_run *r, err *e)
 
 static void close_all(eval_codec_run *r)
 {
-    for (int i = 0; i < r->n_codecs; i++) {
-        kvq_codec_close(r->results[i].codec);
-    }
+    eval_codecs_close(&r->codecs);
     kvq_codec_close(r->exact);
     eval_capture_close(&r->capture);
     base_free(r->results);
@@ -242,10 +241,10 @@ static void close_all(eval_codec_run *r)
 static int run_options(eval_codec_options *o)
 {
     err e = {0};
-    eval_codec_run r = {.o = o, .results = base_zalloc(EVAL_CODECS_MAX, sizeof *r.results)};
+    eval_codec_run r = {.o = o};
     int exit_status = 1;
     if (model_tool_open(&o->tool, EVAL_BLOCK_ROWS) == ST_OK) {
-        status s = r.results == NULL ? FAIL(&e, ST_ERR_MEMORY, "out of memory for results") : run_all(&r, &e);
+        status s = run_all(&r, &e);
         if (s != ST_OK) {
             (void)fprintf(stderr, "epimem eval codec: %s\n", e.text);
         }

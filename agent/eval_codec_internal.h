@@ -4,8 +4,6 @@
 
 #include "agent/eval_internal.h"
 
-enum { EVAL_CODECS_MAX = 32 };
-
 typedef struct eval_codec_options {
     model_tool tool;
     const char **texts;
@@ -16,10 +14,10 @@ typedef struct eval_codec_options {
 } eval_codec_options;
 
 typedef struct eval_codec_result {
-    char name[48];
-    kvq_codec *codec;
+    const kvq_codec *codec;
     eval_damage damage;
-    double encode_us; /* of coded_tokens */
+    eval_attention attention;
+    double encode_us, decode_us; /* of coded_tokens */
     int64_t coded_tokens;
 } eval_codec_result;
 
@@ -27,9 +25,12 @@ typedef struct eval_codec_run {
     eval_codec_options *o;
     kvq_codec *exact;
     eval_capture capture;
-    eval_codec_result *results; /* [EVAL_CODECS_MAX] */
-    int n_codecs;
+    eval_codecs codecs;
+    eval_codec_result *results; /* [codecs.n] */
+    int layers;
 } eval_codec_run;
+/* |coded - exact| / |exact| of attention outputs in a layer. */
+double eval_attention_error(const eval_attention *a, int layer);
 
 /* Prints the table, or the JSON lines. */
 status eval_codec_report(const eval_codec_run *r, err *e);

@@ -9,6 +9,8 @@
 #ifndef EPIMEM_AGENT_EVAL_INTERNAL_H
 #define EPIMEM_AGENT_EVAL_INTERNAL_H
 
+#include <stdio.h>
+
 #include "agent/model_internal.h"
 #include "agent/model_tool_internal.h"
 
@@ -23,11 +25,27 @@ enum {
 /* The tokens of a text: a system message as the model's template has it, then the file's content as plain text; LoCoMo
  * and REALTALK conversations become "[date]" and "speaker: text" lines. Appends at most max_tokens. */
 status eval_text_read(const model_tool *t, const char *path, int64_t max_tokens, token_list *out, err *e);
-/* The same for a text in memory. */
+/* Appends that text, without the system message, to a buffer of at most EVAL_TEXT_BYTES_MAX. */
+enum { EVAL_TEXT_BYTES_MAX = 64 << 20 };
+status eval_text_load(const char *path, base_buf *text, err *e);
+/* The tokens of a text in memory. */
 status eval_text_encode(
         const model_tool *t, const char *text, size_t bytes, int64_t max_tokens, token_list *out, err *e);
 /* A conversation's JSON as plain text; *found is false, and nothing appended, for any other content. */
 status eval_text_conversation(const char *json, size_t bytes, base_buf *text, bool *found, err *e);
+
+/* ---- codecs to measure ---- */
+
+enum { EVAL_CODECS_MAX = 32 };
+typedef struct eval_codecs {
+    kvq_codec *codec[EVAL_CODECS_MAX];
+    int n;
+} eval_codecs;
+/* Codecs by names with commas; names NULL: all that can be opened with this calibration (NULL: without one). A calibration
+ * of other weights is refused. What was opened before an error is in *out, to be closed. */
+status eval_codecs_open(
+        const model_tool *t, const char *names, const char *calibration_path, eval_codecs *out, err *e);
+void eval_codecs_close(eval_codecs *c);
 
 /* ---- captured keys and values ---- */
 
@@ -74,9 +92,13 @@ status eval_kv_open_one_layer(const model_tool *t,
         eval_kv **out,
         err *e);
 void eval_kv_close(eval_kv *kv);
-double eval_kv_encode_us(
-        const eval_kv *kv); /* time to rotate and code all middle tokens, per token, all threads */
+double eval_kv_encode_us(const eval_kv *kv); /* taken to rotate and code all middle tokens, all threads */
 int64_t eval_kv_coded_tokens(const eval_kv *kv);
+int64_t eval_kv_context(const eval_kv *kv); /* tokens of the capture */
+/* Decodes every page to floats, and tells the time taken. The attention kernel needs no such copy. */
+status eval_kv_decode_us(const model_tool *t, eval_kv *kv, double *us, err *e);
+/* Forgets the new tokens and makes room for n; what a forward pass of them is given. */
+const model_kv *eval_kv_prepare(eval_kv *kv, int n);
 
 /* Told the logits [n][vocab] after n tokens of the run, from token `first` of it on. */
 typedef void (*eval_on_logits)(void *ctx, int first, int n, const float *logits);
@@ -110,7 +132,32 @@ status eval_compare(const model_tool *t, eval_kv *kv, const eval_reference *r, e
 double eval_damage_kl(const eval_damage *d);
 double eval_damage_kl_error(const eval_damage *d); /* standard error of the mean over tokens */
 
+/* ---- attention compared ---- */
+
+enum { EVAL_LAYERS_MAX = 256 };
+/* Squared differences of attention outputs and squared exact ones, by layer; several texts add up. */
+typedef struct eval_attention {
+    double noise[EVAL_LAYERS_MAX], power[EVAL_LAYERS_MAX];
+    double token_us; /* attention of one token over the whole cache in all layers, all threads, of tokens_timed */
+    int tokens_timed;
+} eval_attention;
+/* The first min(n, EVAL_BLOCK_ROWS) tokens behind the context: their queries, and attention outputs over the exact cache. */
+typedef struct eval_probe eval_probe;
+status eval_probe_open(
+        const model_tool *t, eval_kv *exact, const int32_t *ids, int n, eval_probe **out, err *e);
+void eval_probe_close(eval_probe *p);
+/* The same queries, keys and values over a coded cache with room for them. */
+void eval_probe_compare(const model_tool *t, const eval_probe *p, eval_kv *kv, eval_attention *sum);
+
+/* ---- pictures ---- */
+
+bool eval_svg_accepts(const char *path); /* does it end in .svg? */
+/* A white picture of that size in pixels. */
+status eval_svg_open(const char *path, int width, int height, FILE **out, err *e);
+status eval_svg_close(FILE *f, const char *path, err *e);
+
 /* ---- programs under `epimem eval` ---- */
 int eval_codec_main(int argc, char **argv);
+int eval_needle_main(int argc, char **argv);
 
 #endif

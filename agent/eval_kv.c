@@ -128,7 +128,13 @@ static void fill_head(void *ctx, int task)
     job->failed[task] = s;
 }
 
-static status fill(const model_tool *t, eval_kv *kv, const eval_capture *c, err *e)
+/* fn for every (layer, head), and the time taken. */
+static status for_heads(const model_tool *t,
+        eval_kv *kv,
+        const eval_capture *c,
+        void (*fn)(void *ctx, int task),
+        double *us,
+        err *e)
 {
     int tasks = kv->layers * kv->kv_heads;
     fill_job job = {.kv = kv, .c = c, .failed = base_zalloc((size_t)tasks, sizeof(status))};
@@ -136,8 +142,8 @@ static status fill(const model_tool *t, eval_kv *kv, const eval_capture *c, err 
         return FAIL(e, ST_ERR_MEMORY, "out of memory for a coded cache");
     }
     int64_t start = base_monotonic_us();
-    krn_pool_run(t->pool, fill_head, &job, tasks);
-    kv->encode_us = (double)(base_monotonic_us() - start);
+    krn_pool_run(t->pool, fn, &job, tasks);
+    *us = (double)(base_monotonic_us() - start);
     status s = ST_OK;
     for (int task = 0; s == ST_OK && task < tasks; task++) {
         s = job.failed[task];
@@ -253,7 +259,8 @@ static status open_kv(const model_tool *t,
             .shift = &kv->shift,
             .sharpness = &kv->sharpness};
     status s = reserve(kv);
-    s = s == ST_OK ? fill(t, kv, c, e) : FAIL(e, s, "out of memory for a coded cache");
+    s = s == ST_OK ? for_heads(t, kv, c, fill_head, &kv->encode_us, e)
+                   : FAIL(e, s, "out of memory for a coded cache");
     if (s != ST_OK) {
         eval_kv_close(kv);
         return s;
@@ -295,12 +302,40 @@ void eval_kv_close(eval_kv *kv)
 
 double eval_kv_encode_us(const eval_kv *kv)
 {
-    return middle_tokens(kv) > 0 ? kv->encode_us / (double)middle_tokens(kv) : 0.0;
+    return kv->encode_us;
 }
 
 int64_t eval_kv_coded_tokens(const eval_kv *kv)
 {
     return middle_tokens(kv);
+}
+
+int64_t eval_kv_context(const eval_kv *kv)
+{
+    return kv->context;
+}
+
+/* ---- decoding ---- */
+
+static void decode_head(void *ctx, int task)
+{
+    const fill_job *job = ctx;
+    const eval_kv *kv = job->kv;
+    int layer = task / kv->kv_heads, head = task % kv->kv_heads;
+    page_rows *rows = base_alloc(sizeof *rows);
+    for (int column = 0; rows != NULL && column < kv->n_columns; column++) {
+        const uint8_t *page =
+                kv->columns + (size_t)column * kv->column_bytes + kvq_page_at(kv->codec, layer, head);
+        kvq_decode_page(kv->codec, layer, head, page, rows->decoded_k, rows->decoded_v);
+    }
+    job->failed[task] = rows == NULL ? ST_ERR_MEMORY : ST_OK;
+    base_free(rows);
+}
+
+status eval_kv_decode_us(const model_tool *t, eval_kv *kv, double *us, err *e)
+{
+    REQUIRE(kv->one_layer < 0);
+    return for_heads(t, kv, NULL, decode_head, us, e);
 }
 
 /* ---- running ---- */
@@ -328,6 +363,14 @@ static status run_blocks(const model_tool *t,
         kv->new_tokens += run.n;
     }
     return ST_OK;
+}
+
+const model_kv *eval_kv_prepare(eval_kv *kv, int n)
+{
+    kv->new_tokens = 0;
+    kv->run_tokens = n;
+    REQUIRE(new_row(kv) + n <= kv->exact_rows);
+    return &kv->view;
 }
 
 status eval_kv_run(const model_tool *t,

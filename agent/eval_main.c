@@ -10,6 +10,7 @@ static const struct {
     int (*run)(int argc, char **argv);
 } programs[] = {
         {"codec", "what a coded cache costs in words, on your text", eval_codec_main},
+        {"needle", "what is left of a fact, by its place in the context", eval_needle_main},
 };
 enum { N_PROGRAMS = sizeof programs / sizeof programs[0] };
 

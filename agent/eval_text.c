@@ -5,7 +5,6 @@
 #include "agent/eval_internal.h"
 
 static const char system_text[] = "You are a helpful AI assistant";
-enum { TEXT_BYTES_MAX = 64 << 20 };
 
 /* ---- LoCoMo and REALTALK ---- */
 
@@ -74,7 +73,7 @@ status eval_text_conversation(const char *json, size_t bytes, base_buf *text, bo
         s = add_session(text, utterances, session_member(conversation, number, "_date_time"));
     }
     cJSON_Delete(root);
-    return s == ST_OK ? ST_OK : FAIL(e, s, "a conversation of more than %d bytes", TEXT_BYTES_MAX);
+    return s == ST_OK ? ST_OK : FAIL(e, s, "a conversation of more than %d bytes", EVAL_TEXT_BYTES_MAX);
 }
 
 /* ---- tokens ---- */
@@ -121,19 +120,26 @@ status eval_text_encode(
     return s;
 }
 
-status eval_text_read(const model_tool *t, const char *path, int64_t max_tokens, token_list *out, err *e)
+status eval_text_load(const char *path, base_buf *text, err *e)
 {
     base_map map = {0};
-    base_buf text = {.max = TEXT_BYTES_MAX};
     bool is_conversation = false;
     TRY(base_map_open(path, &map, e));
-    status s = eval_text_conversation((const char *)map.data, map.size, &text, &is_conversation, e);
-    if (s == ST_OK && is_conversation) {
+    status s = eval_text_conversation((const char *)map.data, map.size, text, &is_conversation, e);
+    if (s == ST_OK && !is_conversation && base_buf_append(text, map.data, map.size) != ST_OK) {
+        s = FAIL(e, ST_ERR_LIMIT, "%.300s is too long", path);
+    }
+    base_map_close(&map);
+    return s;
+}
+
+status eval_text_read(const model_tool *t, const char *path, int64_t max_tokens, token_list *out, err *e)
+{
+    base_buf text = {.max = EVAL_TEXT_BYTES_MAX};
+    status s = eval_text_load(path, &text, e);
+    if (s == ST_OK) {
         s = eval_text_encode(t, (const char *)text.data, text.size, max_tokens, out, e);
-    } else if (s == ST_OK) {
-        s = eval_text_encode(t, (const char *)map.data, map.size, max_tokens, out, e);
     }
     base_buf_free(&text);
-    base_map_close(&map);
     return s;
 }

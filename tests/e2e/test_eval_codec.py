@@ -28,6 +28,11 @@ with Folder() as folder:
     check("bits are those of the pages, or what a store would take", [got[k]["bits"] for k in got] == [16, 3.25, 2.25, 2.5, 3])
     check("a codec that no page holds is measured too", 0 < got["kivi"]["kl"] < got["naive"]["kl"], got["kivi"])
     check("every token counts", all(r["tokens"] == 96 for r in got.values()))
+    check("exact attention has no error, coded one in every layer",
+          got["bf16"]["attention_error"] == 0 and all(0 < x < 1.5 for x in got["turboquant"]["attention_error_by_layer"]), got["turboquant"])
+    check("attention errs less with keys of four bits, more without a rotation",
+          got["turboquant-k4"]["attention_error"] < got["turboquant"]["attention_error"] < got["naive"]["attention_error"])
+    check("times are told", all(r["encode_us_per_token"] > 0 and r["decode_us_per_token"] > 0 and r["attend_us"] > 0 for r in got.values()))
     again = measure(plain, "--codecs", "turboquant")
     check("a conversation is its plain text", again["turboquant"]["kl"] == got["turboquant"]["kl"])
     served = measure(chat, "--codecs", "turboquant", "--served")
@@ -44,7 +49,11 @@ with Folder() as folder:
     measure(chat, "--codecs", "turboquant,naive", "--plot", picture)
     with open(picture) as f:
         drawn = f.read()
-    check("the picture names what was measured", ">turboquant<" in drawn and ">naive<" in drawn and drawn.endswith("</svg>\n"))
+    check("the picture names what was measured, as points and as lines",
+          drawn.count(">turboquant<") == 2 and drawn.count(">naive<") == 2 and drawn.endswith("</svg>\n"))
+    check("its lines have a point for each layer", all(line.count(",") == 30 for line in drawn.splitlines() if "<polyline" in line))
+    status, out, err = run("eval", "codec", "-m", MODEL, "--text", chat, "--plot", os.path.join(folder, "picture.png"))
+    check("another kind of picture is refused", status == 2 and ".svg" in err, err)
     status, out, err = run("eval", "codec", "-m", MODEL, "--text", chat, "--context", "900", "--tokens", "8", "--codecs", "naive",
                            "--plot", os.path.join(folder, "none", "x.svg"))
     check("a picture that cannot be written is an error", status == 1 and "x.svg" in err, err)
