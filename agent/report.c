@@ -268,6 +268,20 @@ cJSON *report_header(const char *name, const session_header *h, const agent_engi
     return o;
 }
 
+/* The last turn whose view recalled rows of the episode, 0 for none. */
+static size_t last_recalled(const session *s, int episode)
+{
+    for (size_t turn = s->n_turns; turn-- > 0;) {
+        const tiers_view *v = &s->turns[turn].view;
+        for (int i = 0; s->turns[turn].has_view && i < v->n_pieces; i++) {
+            if (ep_index_episode_at(s->index, v->pieces[i].first_token) == episode) {
+                return turn;
+            }
+        }
+    }
+    return 0;
+}
+
 cJSON *report_episodes(const session *s)
 {
     cJSON *o = cJSON_CreateObject();
@@ -275,7 +289,14 @@ cJSON *report_episodes(const session *s)
     for (int i = 0; s->index != NULL && i < ep_index_episodes(s->index); i++) {
         ep_episode ep;
         if (ep_index_episode(s->index, i, &ep) == ST_OK) {
-            (void)cJSON_AddItemToArray(list, episode_object(&ep, s->x->codec));
+            cJSON *item = episode_object(&ep, s->x->codec);
+            size_t turn = last_recalled(s, ep.id);
+            if (turn > 0) {
+                add_number(item, "last_recalled", (double)turn);
+            } else {
+                add_text(item, "last_recalled", NULL);
+            }
+            (void)cJSON_AddItemToArray(list, item);
         }
     }
     return o;

@@ -69,6 +69,10 @@ int64_t client_integer(const cJSON *object, const char *name);
 double client_real(const cJSON *object, const char *name);
 const char *client_text(const cJSON *object, const char *name);
 
+/* At most `columns` characters of the text on one line, "..." where it was cut. */
+void client_print_cut(FILE *out, const char *text, int columns);
+void client_print_json(const cJSON *object);
+
 /* One line per episode: title, date, score, tokens. only_used: those that an answer was decoded on. */
 void client_print_episodes(
         FILE *out, const cJSON *episodes, bool only_used, const char *before, const char *after);

@@ -45,6 +45,22 @@ static int cut_bytes(const char *text, int columns)
     return (int)at;
 }
 
+void client_print_cut(FILE *out, const char *text, int columns)
+{
+    int n = cut_bytes(text, columns);
+    for (int i = 0; i < n; i++) {
+        (void)fputc((unsigned char)text[i] < ' ' ? ' ' : text[i], out);
+    }
+    (void)fputs(text[n] != '\0' ? "..." : "", out);
+}
+
+void client_print_json(const cJSON *object)
+{
+    char *text = cJSON_PrintUnformatted(object);
+    (void)printf("%s\n", text != NULL ? text : "{}");
+    cJSON_free(text);
+}
+
 void client_print_episodes(
         FILE *out, const cJSON *episodes, bool only_used, const char *before, const char *after)
 {
@@ -57,8 +73,8 @@ void client_print_episodes(
         if (only_used && used != NULL && !cJSON_IsTrue(used)) {
             continue;
         }
-        int n = cut_bytes(title, TITLE_COLUMNS);
-        (void)fprintf(out, "%s%.*s%s", before, n, title, title[n] != '\0' ? "..." : "");
+        (void)fputs(before, out);
+        client_print_cut(out, title, TITLE_COLUMNS);
         if (from[0] != '\0') {
             (void)fprintf(out, " · %.*s", DATE_BYTES, from);
         }

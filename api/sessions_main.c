@@ -1,4 +1,4 @@
-/* epimem sessions list | show ID | erase ID, and epimem match. */
+/* epimem sessions list | show ID | erase ID. */
 #include <string.h>
 
 #include "api/api.h"
@@ -6,13 +6,6 @@
 #include "api/json_internal.h"
 
 enum { PAGE_SESSIONS = 100 };
-
-static void print_json(const cJSON *done)
-{
-    char *text = cJSON_PrintUnformatted(done);
-    (void)printf("%s\n", text != NULL ? text : "{}");
-    cJSON_free(text);
-}
 
 static void print_session_line(const cJSON *s)
 {
@@ -41,7 +34,7 @@ static status list_page(client *c, bool json, char **next, err *e)
     cJSON_ArrayForEach(s, json_find(done, "sessions"))
     {
         if (json) {
-            print_json(s);
+            client_print_json(s);
         } else {
             print_session_line(s);
         }
@@ -87,18 +80,62 @@ static void print_session(const cJSON *s)
     }
 }
 
+/* ---- the map: one line an episode ---- */
+
+/* Where in the session an episode's turns lie, from its first to its last. */
+static void print_strip(int64_t first, int64_t last, int64_t turns)
+{
+    enum { COLUMNS = 24 };
+    for (int64_t c = 0; c < COLUMNS; c++) {
+        /* column c stands for turns from, from + 1, ... below to */
+        int64_t from = 1 + c * turns / COLUMNS, to = 1 + (c + 1) * turns / COLUMNS;
+        to = to > from ? to : from + 1;
+        (void)fputs(first < to && last >= from ? "\xe2\x96\x86" : "\xc2\xb7", stdout);
+    }
+}
+
+static void print_episode(const cJSON *ep, int64_t turns)
+{
+    enum { TITLE_COLUMNS = 48, DATE_BYTES = 10 };
+    int64_t first = client_integer(ep, "first_turn"), last = client_integer(ep, "last_turn");
+    int64_t recalled = client_integer(ep, "last_recalled");
+    print_strip(first, last, turns);
+    (void)printf(" %5lld-%-5lld %.*s to %.*s %7lld %8.1f ", (long long)first, (long long)last, DATE_BYTES,
+            client_text(ep, "from")[0] != '\0' ? client_text(ep, "from") : "         -", DATE_BYTES,
+            client_text(ep, "to")[0] != '\0' ? client_text(ep, "to") : "-         ",
+            (long long)client_integer(ep, "tokens"), client_real(ep, "bytes") / 1024);
+    if (recalled > 0) {
+        (void)printf("turn %-6lld ", (long long)recalled);
+    } else {
+        (void)printf("%-11s ", "never");
+    }
+    client_print_cut(stdout, client_text(ep, "title"), TITLE_COLUMNS);
+    (void)printf("\n");
+}
+
+static void print_map(const cJSON *episodes, int64_t turns)
+{
+    const cJSON *ep;
+    (void)printf("%-24s %-11s %-24s %7s %8s %-11s %s\n", "WHERE IN THE SESSION", "    TURNS", "WHEN",
+            "TOKENS", "KIB", "RECALLED", "EPISODE");
+    cJSON_ArrayForEach(ep, episodes)
+    {
+        print_episode(ep, turns);
+    }
+}
+
 static status show(client *c, const char *session, bool json, err *e)
 {
     cJSON *done = NULL, *episodes = NULL;
     TRY(client_ask(c, client_request("session.get", session), NULL, NULL, &done, e));
     status st = client_ask(c, client_request("episode.list", session), NULL, NULL, &episodes, e);
     if (st == ST_OK && json) {
-        print_json(done);
-        print_json(episodes);
+        client_print_json(done);
+        client_print_json(episodes);
     } else if (st == ST_OK) {
         print_session(done);
         (void)printf("\n");
-        client_print_episodes(stdout, json_find(episodes, "episodes"), false, "  ", "");
+        print_map(json_find(episodes, "episodes"), client_integer(done, "turns"));
     }
     cJSON_Delete(done);
     cJSON_Delete(episodes);
@@ -110,7 +147,7 @@ static status erase(client *c, const char *session, bool json, err *e)
     cJSON *done = NULL;
     TRY(client_ask(c, client_request("session.erase", session), NULL, NULL, &done, e));
     if (json) {
-        print_json(done);
+        client_print_json(done);
     } else {
         (void)printf("%s: %lld turns erased, %lld bytes freed\n", session,
                 (long long)client_integer(done, "turns"), (long long)client_integer(done, "bytes_freed"));
@@ -154,71 +191,6 @@ int api_sessions_main(int argc, char **argv)
                 : is_show ? show(c, words[1], json, &e)
                           : erase(c, words[1], json, &e);
     }
-    client_close(c);
-    return st == ST_OK ? EXIT_GOOD : config_fault(&e);
-}
-
-/* ---- match ---- */
-
-static status match(client *c, const char *session, const char *text, int64_t budget, bool json, err *e)
-{
-    cJSON *request = client_request("match", session), *done = NULL;
-    if (request == NULL || cJSON_AddStringToObject(request, "text", text) == NULL ||
-            (budget > 0 && cJSON_AddNumberToObject(request, "budget", (double)budget) == NULL)) {
-        cJSON_Delete(request);
-        return FAIL(e, ST_ERR_MEMORY, "out of memory");
-    }
-    TRY(client_ask(c, request, NULL, NULL, &done, e));
-    if (json) {
-        print_json(done);
-    } else {
-        const cJSON *used = json_find(done, "used"), *u;
-        (void)printf("%lld tokens would be recalled (floor %.2f)\n",
-                (long long)client_integer(done, "recalled_tokens"), client_real(done, "floor"));
-        client_print_episodes(stdout, json_find(done, "episodes"), true, "  ", "");
-        cJSON_ArrayForEach(u, used)
-        {
-            (void)printf("    turn %lld%s%s · score %.2f · %lld tokens\n",
-                    (long long)client_integer(u, "turn"), client_text(u, "ref")[0] != '\0' ? " · " : "",
-                    client_text(u, "ref"), client_real(u, "score"), (long long)client_integer(u, "tokens"));
-        }
-    }
-    cJSON_Delete(done);
-    return ST_OK;
-}
-
-int api_match_main(int argc, char **argv)
-{
-    client_options o = CLIENT_OPTIONS_DEFAULT;
-    const char *text = NULL, *session = NULL;
-    int64_t budget = 0;
-    bool json = false;
-    const flag flags[] = {
-            CLIENT_FLAGS(o),
-            {"--session", "-s", "NAME", FLAG_TEXT, &session, "session that is asked"},
-            {"--budget", NULL, "N", FLAG_INTEGER, &budget, "tokens to recall at most; default the server's"},
-            {"--json", NULL, NULL, FLAG_SWITCH, &json, "the answer as the server sends it"},
-    };
-    program p = {.name = "match",
-            .usage = "match TEXT --session NAME --socket PATH | -m MODEL --data FOLDER",
-            .about = "Shows what a session would recall for a text, without an answer.\n",
-            .flags = flags,
-            .n_flags = sizeof flags / sizeof flags[0],
-            .words = &text,
-            .words_max = 1};
-    int exit_status;
-    err e = {.code = ST_OK};
-    if (!config_ready(&p, argc, argv, &exit_status)) {
-        return exit_status;
-    }
-    if (text == NULL || session == NULL) {
-        (void)FAIL(&e, ST_ERR_ARG, "match needs a text and --session NAME");
-        (void)config_fault(&e);
-        return EXIT_USAGE;
-    }
-    client *c = NULL;
-    status st = client_open(&o, &c, &e);
-    st = st == ST_OK ? match(c, session, text, budget, json, &e) : st;
     client_close(c);
     return st == ST_OK ? EXIT_GOOD : config_fault(&e);
 }

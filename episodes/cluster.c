@@ -20,7 +20,7 @@ static const double merge_cosine = 0.85;
 
 static float *centroid(const ep_index *x, int g)
 {
-    return x->centroids + (size_t)g * (size_t)x->ops.dim;
+    return x->centroids + (size_t)g * (size_t)x->dim;
 }
 
 static double cosine(const float *a, const float *b, int dim)
@@ -61,7 +61,7 @@ static int nearest_group(const ep_index *x, const float *v, double *most)
     int best = -1;
     *most = -2;
     for (int g = 0; g < x->n_groups; g++) {
-        double s = cosine(centroid(x, g), v, x->ops.dim);
+        double s = cosine(centroid(x, g), v, x->dim);
         if (s > *most) {
             *most = s;
             best = g;
@@ -73,7 +73,7 @@ static int nearest_group(const ep_index *x, const float *v, double *most)
 /* Where a segment vector belongs, or -1: nowhere yet. `before` is the segment in front of it or -1. */
 static int group_for(const ep_index *x, const float *v, int64_t before)
 {
-    if (is_zero(v, x->ops.dim)) {
+    if (is_zero(v, x->dim)) {
         return before >= 0 ? ep_group_find(x, x->segments[before].episode) : -1;
     }
     double most = 0;
@@ -83,38 +83,46 @@ static int group_for(const ep_index *x, const float *v, int64_t before)
 
 /* ---- titles ---- */
 
-/* Centrality times how much an utterance tells, in the rarity of its first words: "Sounds good, thanks!" is near every
- * centroid. */
-static double title_score(const ep_index *x, int64_t i, const ep_probe *probe)
+enum { TITLE_WORDS_MAX = 12 };
+
+/* How much an utterance tells, in the rarity of its first words: "Sounds good, thanks!" is near every centroid. */
+static double told_by(const ep_index *x, int64_t i)
 {
-    enum { WORDS_MAX = 12 };
-    uint64_t keys[WORDS_MAX];
-    uint16_t counts[WORDS_MAX];
+    uint64_t keys[TITLE_WORDS_MAX];
+    uint16_t counts[TITLE_WORDS_MAX];
     size_t bytes = 0;
     int total = 0;
     double told = 0;
     const char *text = ep_item_text(&x->items[i], &bytes);
     bytes = ep_text_cut(text, bytes, 2 * EP_TITLE_BYTES_MAX);
-    int n = ep_text_keys(text, bytes, keys, counts, WORDS_MAX, &total);
+    int n = ep_text_keys(text, bytes, keys, counts, TITLE_WORDS_MAX, &total);
     for (int k = 0; k < n; k++) {
         told += ep_lexical_idf(&x->lexical, keys[k]);
     }
-    return (double)ep_vectors_dot(&x->bare, x->items[i].first_window, probe) * log(1 + told);
+    return log(1 + told);
 }
 
 typedef struct title_pick {
     int64_t best;
     double score;
+    double told_most; /* no utterance tells more: every word a new one */
 } title_pick;
 
-/* Of nearly equals the first: a topic is named where it is opened. */
+/* Centrality times what is told. Of nearly equals the first: a topic is named where it is opened. Words are read only of
+ * utterances that could still win. */
 static void title_visit(const ep_index *x, const ep_segment *s, const ep_probe *probe, title_pick *pick)
 {
     static const double clearly_better = 1.03;
     for (int64_t i = s->first; i < s->first + s->utterances; i++) {
-        double score = title_score(x, i, probe);
+        double centrality = (double)ep_vectors_dot(&x->bare, x->items[i].first_window, probe);
+        if (pick->best >= 0 && centrality * pick->told_most <= pick->score * clearly_better &&
+                pick->score >= 0) {
+            continue;
+        }
+        double score = centrality * told_by(x, i);
         if (pick->best < 0 || score > pick->score * clearly_better) {
-            *pick = (title_pick){i, score};
+            pick->best = i;
+            pick->score = score;
         }
     }
 }
@@ -135,8 +143,8 @@ static void set_title(
         const ep_index *x, const ep_group *group, const float *centre, const ep_segment *more, char *title)
 {
     ep_probe probe;
-    title_pick pick = {-1, 0};
-    ep_probe_set(&probe, centre, x->ops.dim);
+    title_pick pick = {-1, 0, log(1 + TITLE_WORDS_MAX * ep_lexical_idf(&x->lexical, 0))};
+    ep_probe_set(&probe, centre, x->dim);
     for (int m = 0; group != NULL && m < group->n_members; m++) {
         title_visit(x, &x->segments[group->members[m]], &probe, &pick);
     }
@@ -153,7 +161,7 @@ static double refresh(ep_index *x, int g)
 {
     ep_group *group = &x->groups[g];
     float *centre = centroid(x, g);
-    int dim = x->ops.dim;
+    int dim = x->dim;
     memset(centre, 0, (size_t)dim * sizeof *centre);
     for (int m = 0; m < group->n_members; m++) {
         ep_vectors_accumulate(&x->segment_vectors, group->members[m], 1, centre);
@@ -176,7 +184,7 @@ static void remove_group(ep_index *x, int g)
 {
     size_t after = (size_t)(x->n_groups - 1 - g);
     memmove(x->groups + g, x->groups + g + 1, after * sizeof *x->groups);
-    memmove(centroid(x, g), centroid(x, g + 1), after * (size_t)x->ops.dim * sizeof *x->centroids);
+    memmove(centroid(x, g), centroid(x, g + 1), after * (size_t)x->dim * sizeof *x->centroids);
     x->n_groups--;
 }
 
@@ -189,7 +197,7 @@ size_t ep_cluster_workspace_floats(int dim)
 /* The part with the episode's first segment keeps its id. */
 static void split_group(ep_index *x, int g)
 {
-    int dim = x->ops.dim, n = x->groups[g].n_members, assign[EP_EPISODE_SEGMENTS_MAX + 1];
+    int dim = x->dim, n = x->groups[g].n_members, assign[EP_EPISODE_SEGMENTS_MAX + 1];
     float *v = x->workspace;
     memset(v, 0, (size_t)n * (size_t)dim * sizeof *v);
     for (int m = 0; m < n; m++) {
@@ -238,7 +246,7 @@ static void merge_if_met(ep_index *x, int g)
     double most = merge_cosine;
     for (int o = 0; o < x->n_groups; o++) {
         if (o != g && x->groups[o].n_members + x->groups[g].n_members <= MERGED_SEGMENTS_MAX) {
-            double s = cosine(centroid(x, o), centroid(x, g), x->ops.dim);
+            double s = cosine(centroid(x, o), centroid(x, g), x->dim);
             if (s >= most && (best < 0 || s > most)) {
                 most = s;
                 best = o;
@@ -252,13 +260,9 @@ static void merge_if_met(ep_index *x, int g)
 
 void ep_cluster_add(ep_index *x, int64_t s)
 {
-    int dim = x->ops.dim;
     float *v = x->workspace;
-    int8_t *codes = (int8_t *)(v + dim);
-    float step = 0;
     ep_segment_vector(x, &x->segments[s], v);
-    ep_vector_code(v, dim, codes, &step);
-    REQUIRE(ep_vectors_add(&x->segment_vectors, codes, step) == s);
+    REQUIRE(ep_vectors_add(&x->segment_vectors, v) == s);
     int g = group_for(x, v, s - 1);
     g = g >= 0 ? g : found_group(x);
     ep_group *group = &x->groups[g];

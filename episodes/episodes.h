@@ -56,6 +56,8 @@ status ep_index_append(ep_index *x, const ep_utterance *u, int n, err *e);
 int64_t ep_index_utterances(const ep_index *x);
 int64_t ep_index_segments(const ep_index *x);
 int ep_index_episodes(const ep_index *x);
+/* Id of the episode with the row of a token; -1 where no utterance has it. */
+int ep_index_episode_at(const ep_index *x, int64_t token);
 
 typedef struct ep_episode { /* a view: pointers live until the next append or close */
     int id;

@@ -35,9 +35,9 @@ status ep_index_open(const ep_options *o, const ep_model_ops *ops, ep_index **ou
     }
     x->options = *o;
     x->ops = *ops;
-    x->named.dim = x->bare.dim = x->parts.dim = x->named_means.dim = x->bare_means.dim =
-            x->segment_vectors.dim = ops->dim;
-    x->workspace = base_zalloc(ep_cluster_workspace_floats(ops->dim), sizeof *x->workspace);
+    x->dim = ep_rotated_dim(ops->dim);
+    x->named.dim = x->bare.dim = x->parts.dim = x->segment_vectors.dim = x->dim;
+    x->workspace = base_zalloc(ep_cluster_workspace_floats(x->dim), sizeof *x->workspace);
     if (x->workspace == NULL) {
         ep_index_close(x);
         return FAIL(e, ST_ERR_MEMORY, "no memory for an episode index");
@@ -58,8 +58,6 @@ void ep_index_close(ep_index *x)
     ep_vectors_free(&x->named);
     ep_vectors_free(&x->parts);
     ep_vectors_free(&x->bare);
-    ep_vectors_free(&x->named_means);
-    ep_vectors_free(&x->bare_means);
     base_free(x->part_owners);
     ep_lexical_free(&x->lexical);
     base_free(x->speakers);
@@ -127,13 +125,11 @@ static status reserve(ep_index *x, int n, size_t pairs)
     TRY(base_grow(&groups, &x->groups_cap, (size_t)x->n_groups + more, INT32_MAX, sizeof *x->groups));
     x->groups = groups;
     TRY(base_grow(&centroids, &x->centroids_cap, (size_t)x->n_groups + more, INT32_MAX,
-            (size_t)x->ops.dim * sizeof *x->centroids));
+            (size_t)x->dim * sizeof *x->centroids));
     x->centroids = centroids;
     void *speakers = x->speakers;
     TRY(base_grow(&speakers, &x->speakers_cap, (size_t)x->n_speakers + more, INT32_MAX, sizeof *x->speakers));
     x->speakers = speakers;
-    TRY(ep_vectors_reserve(&x->named_means, n));
-    TRY(ep_vectors_reserve(&x->bare_means, n));
     TRY(ep_vectors_reserve(&x->segment_vectors, n));
     return ep_lexical_reserve(&x->lexical, more, pairs);
 }
@@ -196,8 +192,6 @@ static void commit(ep_index *x, int n)
             ep_cluster_add(x, x->n_segments - 2);
         }
     }
-    /* The two in front may have waited for these as their neighbours. */
-    ep_windows_mean(x, from - 2);
     ep_cluster_tail(x);
 }
 
@@ -232,6 +226,21 @@ int64_t ep_index_utterances(const ep_index *x)
 int64_t ep_index_segments(const ep_index *x)
 {
     return x->n_segments;
+}
+
+int ep_index_episode_at(const ep_index *x, int64_t token)
+{
+    int64_t low = 0, high = x->n_items;
+    while (low < high) {
+        int64_t mid = (low + high) / 2;
+        if (x->items[mid].first_token + x->items[mid].tokens <= token) {
+            low = mid + 1;
+        } else {
+            high = mid;
+        }
+    }
+    bool inside = low < x->n_items && x->items[low].first_token <= token;
+    return inside ? x->segments[x->items[low].segment].episode : -1;
 }
 
 static const ep_segment *tail_of(const ep_index *x)

@@ -5,7 +5,7 @@
  * segment.c cuts segments, cluster.c gives closed segments to episodes. match.c reads it all.
  *
  * Invariants
- * 1. Arrays only grow at the end, but for the means (rewritten when a neighbour arrives) and the episodes.
+ * 1. Arrays only grow at the end, but for the episodes.
  * 2. A window is named by the utterance it ends with, so no vector waits for a later utterance: what looks ahead is
  *    resolved at reading time (ep_window_named).
  * 3. Of an append everything that can fail comes before the first change that could not be taken back by resetting
@@ -64,13 +64,13 @@ typedef struct ep_group {
 struct ep_index {
     ep_options options;
     ep_model_ops ops;
+    int dim; /* of the rotated space, in which all vectors here are */
 
     ep_item *items;
     size_t items_cap;
     int64_t n_items;
     ep_vectors named, bare, parts;
-    ep_vectors named_means, bare_means; /* [n_items] of what lies around an utterance: what ranks it */
-    int64_t *part_owners;               /* [parts.count] utterance */
+    int64_t *part_owners; /* [parts.count] utterance */
     size_t part_owners_cap;
     ep_lexical lexical;
     ep_speaker *speakers;
@@ -107,8 +107,6 @@ int ep_windows_ending_at(const ep_item *u); /* how many vectors it has in x->nam
 /* Embeds the texts of items [from, from + n), which lie behind n_items in x->items, in the order of the items, and
  * counts their parts. On failure the pools hold surplus vectors: the caller resets the counts. */
 status ep_windows_embed(ep_index *x, int64_t from, int n, err *e);
-/* Recomputes the means of [from, n_items). */
-void ep_windows_mean(ep_index *x, int64_t from);
 
 /* ---- names.c ---- */
 

@@ -20,9 +20,25 @@ typedef struct ep_probes {
 
 /* Embeds the question. *p is large: keep it on the heap. */
 status ep_probes_make(const ep_index *x, const ep_query *q, ep_probes *p, err *e);
-/* ranks [n_items] of all utterances; scratch [3 * n_items]. */
-void ep_rank_all(const ep_index *x, const ep_query *q, const ep_probes *p, float *ranks, float *scratch);
+/* ranks [n_items] of all utterances; scratch [EP_RANK_SCRATCH * n_items], order [n_items]. */
+enum { EP_RANK_SCRATCH = 4 };
+void ep_rank_all(const ep_index *x,
+        const ep_query *q,
+        const ep_probes *p,
+        float *ranks,
+        float *scratch,
+        int64_t *order);
 /* Plain cosine of the best window around utterance i. */
 float ep_score_of(const ep_index *x, const ep_probes *p, int64_t i);
+
+/* ---- heap.c: items best first, ties to the later one; a heap, since a few of many are wanted ---- */
+
+typedef struct ep_heap {
+    const float *ranks; /* borrowed; must not change while the heap is in use */
+    int64_t *items;     /* [n] */
+    int64_t n;
+} ep_heap;
+void ep_heap_fill(ep_heap *h, const float *ranks, int64_t *items, int64_t n);
+int64_t ep_heap_pop(ep_heap *h); /* n must not be 0 */
 
 #endif

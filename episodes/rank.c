@@ -6,8 +6,8 @@
  *
  * z is the z-score over the session. dense is the sum of cosines over the windows: itself and the five around it as they
  * stand, with the question as it stands; bare text (twice) and the three around it bare, with the question bare of
- * speakers' names. Cosines add up, so one product with the mean vector of the windows gives their sum. Every weight was
- * measured (README.md); all are flat around the chosen value.
+ * speakers' names. All utterances are scored by the first plane of their vectors, the best of them again by both. Every
+ * weight was measured (README.md); all are flat around the chosen value.
  */
 #include "episodes/match_internal.h"
 #include "episodes/text_internal.h"
@@ -15,10 +15,12 @@
 #include <math.h>
 #include <string.h>
 
-static const float named_weight = 2, bare_weight = 3; /* windows in each mean */
 static const float lexical_weight = 0.4f, neighbour_share = 0.5f, context_share = 0.5f;
 static const float speaker_bonus = 1, time_bonus = 3, run_share = 0.3f;
-enum { RUN_BEST = 3 };
+enum {
+    RUN_BEST = 3,
+    LOOKED_AT_AGAIN = 256 /* twice what a budget of 4,096 tokens holds */
+};
 
 /* ---- the question ---- */
 
@@ -69,40 +71,51 @@ static void read_time(const ep_index *x, const ep_query *q, ep_probes *p)
     }
 }
 
-static status embed_texts(
-        const ep_index *x, const char *const *texts, const size_t *bytes, int n, float *v, err *e)
+/* v [n][ops.dim] is what the encoder gives, probes [n] what is compared. */
+static status embed_texts(const ep_index *x,
+        const char *const *texts,
+        const size_t *bytes,
+        int n,
+        float *v,
+        ep_probe *const *probes,
+        err *e)
 {
+    float rotated[EP_DIM_MAX];
     TRY(x->ops.embed(x->ops.ctx, texts, bytes, n, v, e));
     for (int i = 0; i < n; i++) {
-        if (!ep_unit(v + (size_t)i * (size_t)x->ops.dim, x->ops.dim)) {
+        float *one = v + (size_t)i * (size_t)x->ops.dim;
+        if (!ep_unit(one, x->ops.dim)) {
             return FAIL(e, ST_ERR_FORMAT, "the sentence encoder gave a vector that is not finite");
         }
+        ep_rotate(one, x->ops.dim, rotated);
+        ep_probe_set(probes[i], rotated, x->dim);
     }
     return ST_OK;
 }
 
 static status make_probes(const ep_index *x, const ep_query *q, ep_probes *p, char *bare, float *v, err *e)
 {
-    size_t bare_bytes = 0, dim = (size_t)x->ops.dim;
+    size_t bare_bytes = 0;
     p->speaker = ep_speaker_named(x, q->text, q->text_bytes, bare, &bare_bytes);
     bool names = bare_bytes != q->text_bytes && ep_text_words(bare, bare_bytes, 1) > 0;
     p->has_context = q->context != NULL && q->context_bytes > 0 && is_short(bare, bare_bytes);
     const char *texts[3] = {q->text};
     size_t bytes[3] = {q->text_bytes};
+    ep_probe *probes[3] = {&p->whole};
     int n = 1;
     if (names) {
+        probes[n] = &p->bare;
         texts[n] = bare;
         bytes[n++] = bare_bytes;
     }
     if (p->has_context) {
+        probes[n] = &p->context;
         texts[n] = q->context;
         bytes[n++] = q->context_bytes;
     }
-    TRY(embed_texts(x, texts, bytes, n, v, e));
-    ep_probe_set(&p->whole, v, x->ops.dim);
-    ep_probe_set(&p->bare, names ? v + dim : v, x->ops.dim);
-    if (p->has_context) {
-        ep_probe_set(&p->context, v + (size_t)(n - 1) * dim, x->ops.dim);
+    TRY(embed_texts(x, texts, bytes, n, v, probes, e));
+    if (!names) {
+        p->bare = p->whole;
     }
     read_time(x, q, p);
     return ST_OK;
@@ -121,20 +134,47 @@ status ep_probes_make(const ep_index *x, const ep_query *q, ep_probes *p, err *e
 
 /* ---- dense ---- */
 
+/* What two probes make of one utterance: 2 windows with names, 3 shares of bare ones (the bare text counts twice). */
+static float mixed(float named, float named_wide, float bare, float bare_wide)
+{
+    return named + named_wide + 2 * bare + bare_wide;
+}
+static const float windows_mixed = 5;
+
+/* dense [n_items] by the first plane of the vectors; scratch [2 * n_items], since an utterance ends at most two windows
+ * of a kind. */
 static void dense_of(
         const ep_index *x, const ep_probe *whole, const ep_probe *bare, float *dense, float *scratch)
 {
-    ep_vectors_scan(&x->named_means, x->n_items, whole, dense);
-    ep_vectors_scan(&x->bare_means, x->n_items, bare, scratch);
+    ep_vectors_scan(&x->named, whole, scratch);
     for (int64_t i = 0; i < x->n_items; i++) {
-        dense[i] = named_weight * dense[i] + bare_weight * scratch[i];
+        dense[i] = mixed(scratch[x->items[i].first_window], scratch[ep_window_named(x, i)], 0, 0);
+    }
+    ep_vectors_scan(&x->bare, bare, scratch);
+    for (int64_t i = 0; i < x->n_items; i++) {
+        dense[i] += mixed(0, 0, scratch[x->items[i].first_window], scratch[ep_window_bare(x, i)]);
     }
     /* A long message counts by its best piece, as if all its windows were that piece. */
     for (int64_t k = 0; k < x->parts.count; k++) {
-        float s = (named_weight + bare_weight) * ep_vectors_dot(&x->parts, k, whole);
+        float s = windows_mixed * ep_vectors_dot(&x->parts, k, whole);
         int64_t i = x->part_owners[k];
         dense[i] = s > dense[i] ? s : dense[i];
     }
+}
+
+/* The same of one utterance, by both planes. */
+static float dense_exactly(const ep_index *x, const ep_probe *whole, const ep_probe *bare, int64_t i)
+{
+    const ep_item *u = &x->items[i];
+    float best = mixed(ep_vectors_dot(&x->named, u->first_window, whole),
+            ep_vectors_dot(&x->named, ep_window_named(x, i), whole),
+            ep_vectors_dot(&x->bare, u->first_window, bare),
+            ep_vectors_dot(&x->bare, ep_window_bare(x, i), bare));
+    for (int32_t k = 0; k < u->parts; k++) {
+        float s = windows_mixed * ep_vectors_dot(&x->parts, u->first_part + k, whole);
+        best = s > best ? s : best;
+    }
+    return best;
 }
 
 float ep_score_of(const ep_index *x, const ep_probes *p, int64_t i)
@@ -190,8 +230,8 @@ static void score_lexical(
 
 /* ---- together ---- */
 
-/* ranks += weight * z-score of values */
-static void add_standardized(float *ranks, const float *values, int64_t n, float weight)
+/* ranks += weight * z-score of values. Returns what a unit of the values adds to a rank. */
+static float add_standardized(float *ranks, const float *values, int64_t n, float weight)
 {
     double sum = 0, squares = 0;
     for (int64_t i = 0; i < n; i++) {
@@ -203,10 +243,31 @@ static void add_standardized(float *ranks, const float *values, int64_t n, float
     }
     double deviation = sqrt(squares / (double)n);
     if (deviation < 1e-9) {
-        return;
+        return 0;
     }
     for (int64_t i = 0; i < n; i++) {
         ranks[i] += weight * (float)(((double)values[i] - mean) / deviation);
+    }
+    return weight / (float)deviation;
+}
+
+/* Takes the coding error of the scan out of what ranks in front. */
+static void look_again(const ep_index *x,
+        const ep_probes *p,
+        float *ranks,
+        const float *dense,
+        float gain,
+        float *scratch,
+        int64_t *order)
+{
+    ep_heap left;
+    memcpy(scratch, ranks, (size_t)x->n_items * sizeof *ranks);
+    ep_heap_fill(&left, scratch, order, x->n_items);
+    for (int k = 0; k < LOOKED_AT_AGAIN && left.n > 0; k++) {
+        int64_t i = ep_heap_pop(&left);
+        float exact = dense_exactly(x, &p->whole, &p->bare, i) +
+                (p->has_context ? dense_exactly(x, &p->context, &p->context, i) : 0);
+        ranks[i] += gain * (exact - dense[i]);
     }
 }
 
@@ -235,25 +296,31 @@ static void add_runs(const ep_index *x, float *ranks)
     }
 }
 
-void ep_rank_all(const ep_index *x, const ep_query *q, const ep_probes *p, float *ranks, float *scratch)
+void ep_rank_all(const ep_index *x,
+        const ep_query *q,
+        const ep_probes *p,
+        float *ranks,
+        float *scratch,
+        int64_t *order)
 {
     int64_t n = x->n_items;
-    float *values = scratch, *more = scratch + n, *context = scratch + 2 * n;
+    float *dense = scratch, *values = scratch + n, *more = scratch + 2 * n;
     memset(ranks, 0, (size_t)n * sizeof *ranks);
-    dense_of(x, &p->whole, &p->bare, values, more);
+    dense_of(x, &p->whole, &p->bare, dense, more);
     if (p->has_context) {
-        dense_of(x, &p->context, &p->context, context, more);
+        dense_of(x, &p->context, &p->context, values, more);
         for (int64_t i = 0; i < n; i++) {
-            values[i] += context[i];
+            dense[i] += values[i];
         }
     }
-    add_standardized(ranks, values, n, 1);
+    float gain = add_standardized(ranks, dense, n, 1);
     score_lexical(x, q, p->has_context, values, more);
-    add_standardized(ranks, values, n, lexical_weight);
+    (void)add_standardized(ranks, values, n, lexical_weight);
     for (int64_t i = 0; i < n; i++) {
         const ep_item *u = &x->items[i];
         ranks[i] += p->speaker >= 0 && u->speaker == p->speaker ? speaker_bonus : 0;
         ranks[i] += u->has_time ? time_bonus * ep_time_weight(p->spans, p->n_spans, u->time_us) : 0;
     }
+    look_again(x, p, ranks, dense, gain, more, order);
     add_runs(x, ranks);
 }

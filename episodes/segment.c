@@ -42,9 +42,9 @@ void ep_segment_add(ep_index *x, int64_t i, bool *closed)
 
 void ep_segment_vector(const ep_index *x, const ep_segment *s, float *out)
 {
-    memset(out, 0, (size_t)x->ops.dim * sizeof *out);
+    memset(out, 0, (size_t)x->dim * sizeof *out);
     for (int64_t i = 0; i < s->utterances; i++) {
         ep_vectors_accumulate(&x->bare, x->items[s->first + i].first_window, 1, out);
     }
-    REQUIRE(ep_unit(out, x->ops.dim));
+    REQUIRE(ep_unit(out, x->dim));
 }

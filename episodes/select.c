@@ -34,69 +34,15 @@ const char *ep_reason_text(ep_reason r)
     return "unknown";
 }
 
-/* ---- candidates in order: a heap, since a few of many are wanted ---- */
-
-typedef struct heap {
-    const float *ranks;
-    int64_t *items; /* [n] */
-    int64_t n;
-} heap;
-
-/* Ties go to the later utterance. */
-static bool before(const heap *h, int64_t a, int64_t b)
-{
-    float x = h->ranks[a], y = h->ranks[b];
-    return x > y || (!(x < y) && a > b);
-}
-
-static void sift_down(heap *h, int64_t at)
-{
-    for (;;) {
-        int64_t child = 2 * at + 1;
-        if (child >= h->n) {
-            return;
-        }
-        if (child + 1 < h->n && before(h, h->items[child + 1], h->items[child])) {
-            child++;
-        }
-        if (!before(h, h->items[child], h->items[at])) {
-            return;
-        }
-        int64_t swap = h->items[at];
-        h->items[at] = h->items[child];
-        h->items[child] = swap;
-        at = child;
-    }
-}
-
-static void heap_fill(heap *h, const float *ranks, int64_t *items, int64_t n)
-{
-    *h = (heap){ranks, items, n};
-    for (int64_t i = 0; i < n; i++) {
-        items[i] = i;
-    }
-    for (int64_t i = n / 2; i-- > 0;) {
-        sift_down(h, i);
-    }
-}
-
-static int64_t heap_pop(heap *h)
-{
-    int64_t top = h->items[0];
-    h->items[0] = h->items[--h->n];
-    sift_down(h, 0);
-    return top;
-}
-
 /* ---- one match at work ---- */
 
 typedef struct work {
     const ep_index *x;
     const ep_query *q;
     ep_probes *probes;
-    float *ranks, *scratch; /* [n], [3 n] */
+    float *ranks, *scratch; /* [n], [EP_RANK_SCRATCH n] */
     int64_t *order;         /* [n] */
-    heap left;
+    ep_heap left;
     ep_hit gate[GATE_CANDIDATES];
     int n_gate;
     bool by_time; /* rows out of the named time are left out */
@@ -108,17 +54,26 @@ typedef struct work {
     float best;
 } work;
 
-/* The hit of utterance i with the rows that are not attended anyway. */
-static ep_hit hit_of(const work *w, int64_t i)
+/* Rows of utterance i that are not attended anyway, from *first on. */
+static int64_t rows_of(const work *w, int64_t i, int64_t *first)
 {
     const ep_item *u = &w->x->items[i];
     int64_t from = u->first_token, to = from + u->tokens;
     from = from < w->q->attended_before ? w->q->attended_before : from;
     to = to > w->q->attended_from ? w->q->attended_from : to;
+    *first = from;
+    return to > from ? to - from : 0;
+}
+
+/* The hit of utterance i with the rows that are not attended anyway. */
+static ep_hit hit_of(const work *w, int64_t i)
+{
+    const ep_item *u = &w->x->items[i];
+    int64_t from = 0, rows = rows_of(w, i, &from);
     ep_hit h = {.utterance = i,
             .turn = u->turn,
             .first_token = from,
-            .tokens = to > from ? (int32_t)(to - from) : 0,
+            .tokens = (int32_t)rows,
             .episode = w->x->segments[u->segment].episode,
             .score = ep_score_of(w->x, w->probes, i),
             .rank = w->ranks[i]};
@@ -143,7 +98,7 @@ static void open_gate(work *w)
 {
     w->best = -1;
     for (; w->n_gate < GATE_CANDIDATES && w->left.n > 0; w->n_gate++) {
-        w->gate[w->n_gate] = hit_of(w, heap_pop(&w->left));
+        w->gate[w->n_gate] = hit_of(w, ep_heap_pop(&w->left));
     }
     w->by_time = w->probes->strict_time;
     bool timely = false;
@@ -207,7 +162,16 @@ static status fill_budget(work *w)
             break;
         }
         int before_n = w->n_used;
-        TRY(take(w, k < w->n_gate ? w->gate[k] : hit_of(w, heap_pop(&w->left))));
+        if (k < w->n_gate) {
+            TRY(take(w, w->gate[k]));
+        } else {
+            int64_t i = ep_heap_pop(&w->left);
+            int64_t first = 0, left = w->q->budget_tokens - w->used_tokens;
+            bool tells = w->n_unused < UNUSED_HITS_MAX || rows_of(w, i, &first) <= left;
+            if (tells) { /* others are not used and not shown: their score is nobody's business */
+                TRY(take(w, hit_of(w, i)));
+            }
+        }
         fruitless = w->n_used > before_n ? 0 : fruitless + 1;
     }
     return ST_OK;
@@ -272,14 +236,14 @@ static status run(work *w, ep_match *m, err *e)
     size_t n = (size_t)w->x->n_items;
     w->probes = base_zalloc(1, sizeof *w->probes);
     w->ranks = base_zalloc(n, sizeof *w->ranks);
-    w->scratch = base_zalloc(n, 3 * sizeof *w->scratch);
+    w->scratch = base_zalloc(n, EP_RANK_SCRATCH * sizeof *w->scratch);
     w->order = base_zalloc(n, sizeof *w->order);
     if (w->probes == NULL || w->ranks == NULL || w->scratch == NULL || w->order == NULL) {
         return ST_ERR_MEMORY;
     }
     TRY(ep_probes_make(w->x, w->q, w->probes, e));
-    ep_rank_all(w->x, w->q, w->probes, w->ranks, w->scratch);
-    heap_fill(&w->left, w->ranks, w->order, w->x->n_items);
+    ep_rank_all(w->x, w->q, w->probes, w->ranks, w->scratch, w->order);
+    ep_heap_fill(&w->left, w->ranks, w->order, w->x->n_items);
     open_gate(w);
     TRY(fill_budget(w));
     return finish(w, m);

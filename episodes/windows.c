@@ -57,11 +57,11 @@ typedef struct batch {
     target to[BATCH_TEXTS_MAX];
     int64_t owner[BATCH_TEXTS_MAX];
     int n;
-    float *vectors; /* [BATCH_TEXTS_MAX][dim] */
-    int8_t *codes;  /* [dim] */
+    float *vectors; /* [BATCH_TEXTS_MAX][dim] as the encoder gives them */
+    float *rotated; /* one of them */
 } batch;
 
-static status store_vector(ep_index *x, target to, int64_t owner, const int8_t *codes, float step)
+static status store_vector(ep_index *x, target to, int64_t owner, const float *v)
 {
     ep_vectors *pool = to == TO_NAMED ? &x->named : to == TO_BARE ? &x->bare : &x->parts;
     TRY(ep_vectors_reserve(pool, 1));
@@ -72,7 +72,7 @@ static status store_vector(ep_index *x, target to, int64_t owner, const int8_t *
         x->part_owners = owners;
         x->part_owners[x->parts.count] = owner;
     }
-    (void)ep_vectors_add(pool, codes, step);
+    (void)ep_vectors_add(pool, v);
     return ST_OK;
 }
 
@@ -87,12 +87,12 @@ static status flush(batch *b, err *e)
         TRY(x->ops.embed(x->ops.ctx, texts, b->bytes, b->n, b->vectors, e));
     }
     for (int i = 0; i < b->n; i++) {
-        float *v = b->vectors + (size_t)i * (size_t)x->ops.dim, step = 0;
+        float *v = b->vectors + (size_t)i * (size_t)x->ops.dim;
         if (!ep_unit(v, x->ops.dim)) {
             return FAIL(e, ST_ERR_FORMAT, "the sentence encoder gave a vector that is not finite");
         }
-        ep_vector_code(v, x->ops.dim, b->codes, &step);
-        TRY(store_vector(x, b->to[i], b->owner[i], b->codes, step));
+        ep_rotate(v, x->ops.dim, b->rotated);
+        TRY(store_vector(x, b->to[i], b->owner[i], b->rotated));
     }
     b->n = 0;
     b->text.size = 0;
@@ -186,8 +186,8 @@ status ep_windows_embed(ep_index *x, int64_t from, int n, err *e)
 {
     batch b = {.x = x, .text = {.max = SIZE_MAX / 2}};
     b.vectors = base_alloc(BATCH_TEXTS_MAX * (size_t)x->ops.dim * sizeof *b.vectors);
-    b.codes = base_alloc((size_t)x->ops.dim);
-    status s = b.vectors == NULL || b.codes == NULL ? ST_ERR_MEMORY : ST_OK;
+    b.rotated = base_alloc((size_t)x->dim * sizeof *b.rotated);
+    status s = b.vectors == NULL || b.rotated == NULL ? ST_ERR_MEMORY : ST_OK;
     for (int64_t i = from; s == ST_OK && i < from + n; i++) {
         s = put_item(&b, i, e);
     }
@@ -196,35 +196,6 @@ status ep_windows_embed(ep_index *x, int64_t from, int n, err *e)
     }
     base_buf_free(&b.text);
     base_free(b.vectors);
-    base_free(b.codes);
+    base_free(b.rotated);
     return s;
-}
-
-/* ---- means ---- */
-
-/* Entry i of `means` = weight * vector a + (1 - weight) * vector b of `pool`. */
-static void set_mean(
-        ep_index *x, ep_vectors *means, const ep_vectors *pool, int64_t i, int64_t a, int64_t b, float weight)
-{
-    int dim = x->ops.dim;
-    float *mean = x->workspace, step = 0;
-    int8_t *codes = (int8_t *)(mean + dim);
-    memset(mean, 0, (size_t)dim * sizeof *mean);
-    ep_vectors_accumulate(pool, a, weight, mean);
-    ep_vectors_accumulate(pool, b, 1 - weight, mean);
-    ep_vector_code(mean, dim, codes, &step);
-    if (i < means->count) {
-        ep_vectors_set(means, i, codes, step);
-    } else {
-        (void)ep_vectors_add(means, codes, step);
-    }
-}
-
-void ep_windows_mean(ep_index *x, int64_t from)
-{
-    for (int64_t i = from < 0 ? 0 : from; i < x->n_items; i++) {
-        int64_t first = x->items[i].first_window;
-        set_mean(x, &x->named_means, &x->named, i, first, ep_window_named(x, i), 1.0f / 2);
-        set_mean(x, &x->bare_means, &x->bare, i, first, ep_window_bare(x, i), 2.0f / 3);
-    }
 }

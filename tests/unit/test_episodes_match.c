@@ -281,6 +281,39 @@ static void a_named_time_narrows(void **state)
     ep_index_close(x);
 }
 
+/* Two people, one topic, two years: the date asked for decides. */
+static void years_tell_two_people_apart(void **state)
+{
+    static const char *const asked[] = {
+            "Who bought a red bicycle in 2021?", "Who bought a red bicycle in 2023?"};
+    stand_in s = {0};
+    ep_index *x = index_with(&s, NULL);
+    const int64_t spring_2021 = 18750, spring_2023 = 19480; /* days since 1970 */
+    (void)state;
+    tell(x, "Ana", "I bought a red bicycle yesterday", spring_2021);
+    tell(x, "Ben", "Nice weather in the mountains", spring_2021);
+    tell(x, "Ben", "I bought a red bicycle yesterday", spring_2023);
+    tell(x, "Ana", "Dinner with friends tonight", spring_2023);
+    for (size_t k = 0; k < sizeof asked / sizeof *asked; k++) {
+        ep_query q = {.text = asked[k],
+                .text_bytes = strlen(asked[k]),
+                .budget_tokens = 100,
+                .attended_from = INT64_MAX};
+        ep_match m;
+        err e = {0};
+        assert_int_equal(ep_match_run(x, &q, &m, &e), ST_OK);
+        assert_true(m.n_used >= 1);
+        for (int h = 0; h < m.n_hits; h++) {
+            bool bicycle = m.hits[h].utterance == 0 || m.hits[h].utterance == 2;
+            bool right = m.hits[h].utterance == (k == 0 ? 0 : 2);
+            assert_int_equal(m.hits[h].used && bicycle, right);
+            assert_true(!bicycle || right || m.hits[h].reason == EP_OUT_OF_TIME);
+        }
+        ep_match_free(&m);
+    }
+    ep_index_close(x);
+}
+
 static void a_time_without_matches_narrows_nothing(void **state)
 {
     static const char *const texts[] = {"Who ran the marathon in 1999?",
@@ -463,7 +496,8 @@ int main(void)
             cmocka_unit_test(one_that_does_not_fit_leaves_its_place),
             cmocka_unit_test(attended_rows_are_not_taken_twice), cmocka_unit_test(ties_go_to_the_later),
             cmocka_unit_test(matching_changes_nothing_and_repeats), cmocka_unit_test(nothing_to_match),
-            cmocka_unit_test(a_named_time_narrows), cmocka_unit_test(a_time_without_matches_narrows_nothing),
+            cmocka_unit_test(a_named_time_narrows), cmocka_unit_test(years_tell_two_people_apart),
+            cmocka_unit_test(a_time_without_matches_narrows_nothing),
             cmocka_unit_test(a_named_speaker_comes_first), cmocka_unit_test(names_are_taken_out),
             cmocka_unit_test(a_short_question_leans_on_its_context),
             cmocka_unit_test(a_fact_at_the_end_of_a_long_message_is_found),

@@ -98,8 +98,9 @@ static inline void dump_number(base_buf *b, int64_t n)
 static inline void dump_vectors(base_buf *b, const ep_vectors *p)
 {
     dump_number(b, p->count);
-    dump_bytes(b, p->codes, (size_t)p->count * (size_t)p->dim);
-    dump_bytes(b, p->steps, (size_t)p->count * sizeof *p->steps);
+    dump_bytes(b, p->levels, (size_t)p->count * ((size_t)p->dim / 2));
+    dump_bytes(b, p->rests, (size_t)p->count * ((size_t)p->dim / 2));
+    dump_bytes(b, p->scales, (size_t)p->count * sizeof *p->scales);
 }
 
 static inline void dump_items(base_buf *b, const ep_index *x)
@@ -148,7 +149,7 @@ static inline void dump_episodes(base_buf *b, const ep_index *x)
         dump_bytes(b, group->members, (size_t)group->n_members * sizeof *group->members);
         dump_bytes(b, group->title, strlen(group->title));
     }
-    dump_bytes(b, x->centroids, (size_t)x->n_groups * (size_t)x->ops.dim * sizeof *x->centroids);
+    dump_bytes(b, x->centroids, (size_t)x->n_groups * (size_t)x->dim * sizeof *x->centroids);
     dump_bytes(b, x->tail_title, strlen(x->tail_title));
 }
 
@@ -159,8 +160,6 @@ static inline void dump_index(base_buf *b, const ep_index *x)
     dump_vectors(b, &x->named);
     dump_vectors(b, &x->bare);
     dump_vectors(b, &x->parts);
-    dump_vectors(b, &x->named_means);
-    dump_vectors(b, &x->bare_means);
     dump_vectors(b, &x->segment_vectors);
     dump_lexical(b, &x->lexical);
     dump_episodes(b, x);

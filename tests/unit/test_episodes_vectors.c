@@ -19,64 +19,146 @@ static void random_unit(float *v, int dim)
     assert_true(ep_unit(v, dim));
 }
 
-/* The step is max|v|/127 and each component off by at most half a step, so the cosine is off by at most
- * step / 2 * sum |q_i|; the query's own rounding adds 1 / 65534 * sum |v_i|. */
-static void coded_cosine_is_within_its_bound(void **state)
+static double dot(const float *a, const float *b, int dim)
 {
-    static const int dims[] = {1, 3, 15, 16, 17, 96, 384, 1000, EP_DIM_MAX};
+    double sum = 0;
+    for (int i = 0; i < dim; i++) {
+        sum += (double)a[i] * (double)b[i];
+    }
+    return sum;
+}
+
+static void the_rotation_keeps_cosines(void **state)
+{
+    static const int dims[] = {1, 3, 96, 128, 384, 1000, EP_DIM_MAX};
     (void)state;
     for (size_t k = 0; k < sizeof dims / sizeof *dims; k++) {
-        int dim = dims[k];
-        ep_vectors p = {.dim = dim};
-        float *v = base_alloc((size_t)dim * 4), *q = base_alloc((size_t)dim * 4), step = 0;
-        int8_t *codes = base_alloc((size_t)dim);
-        ep_probe *probe = base_zalloc(1, sizeof *probe);
+        int dim = dims[k], wide = ep_rotated_dim(dim);
+        float v[EP_DIM_MAX], q[EP_DIM_MAX], rv[EP_DIM_MAX], rq[EP_DIM_MAX];
+        random_unit(v, dim);
+        random_unit(q, dim);
+        ep_rotate(v, dim, rv);
+        ep_rotate(q, dim, rq);
+        assert_true(wide >= dim && wide % EP_ROTATION_BLOCK == 0 && wide <= EP_DIM_MAX);
+        assert_true(fabs(dot(rv, rv, wide) - 1) < 1e-5);
+        assert_true(fabs(dot(rv, rq, wide) - dot(v, q, dim)) < 1e-5);
+    }
+    float spike[384] = {0}, turned[384];
+    spike[7] = 1; /* after two rounds no component holds much of it */
+    ep_rotate(spike, 384, turned);
+    for (int i = 0; i < 384; i++) {
+        assert_true(fabsf(turned[i]) < 0.3f);
+    }
+}
+
+/* One coded vector against the float one. The cosine's error is at most the length of the coding error (Cauchy-Schwarz)
+ * and the probe's rounding, 1 / 32766 sqrt(dim). */
+static void check_coding(const ep_vectors *p, int64_t at, const float *v, const float *q, double longest)
+{
+    int dim = p->dim;
+    float decoded[EP_DIM_MAX] = {0};
+    double exact = dot(v, q, dim), squares = 0;
+    ep_probe *probe = base_zalloc(1, sizeof *probe);
+    float *scanned = base_alloc((size_t)p->count * sizeof *scanned);
+    ep_probe_set(probe, q, dim);
+    ep_vectors_accumulate(p, at, 1, decoded);
+    for (int i = 0; i < dim; i++) {
+        squares += ((double)decoded[i] - (double)v[i]) * ((double)decoded[i] - (double)v[i]);
+    }
+    assert_true(sqrt(squares) < longest);
+    double rounding = sqrt((double)dim) / 32766 + 1e-5;
+    assert_true(fabs((double)ep_vectors_dot(p, at, probe) - dot(decoded, q, dim)) <= rounding);
+    assert_true(fabs((double)ep_vectors_dot(p, at, probe) - exact) <= sqrt(squares) + rounding);
+    ep_vectors_scan(p, probe, scanned);
+    assert_true(
+            fabs((double)scanned[at] - exact) <= 0.14); /* sqrt(0.0095) for 16 levels, and the 8-bit probe */
+    size_t row = (size_t)at * ((size_t)dim / 2);
+    if (__builtin_cpu_supports("avx2")) {
+        int32_t one[64], other[64];
+        ep_scan_scalar(p->levels, (int)p->count, probe->coarse, dim, one);
+        ep_scan_avx2(p->levels, (int)p->count, probe->coarse, dim, other);
+        assert_memory_equal(one, other, (size_t)p->count * sizeof *one);
+        assert_int_equal(ep_fine_scalar(p->levels + row, p->rests + row, probe->fine, dim),
+                ep_fine_avx2(p->levels + row, p->rests + row, probe->fine, dim));
+    }
+    base_free(scanned);
+    base_free(probe);
+}
+
+static void coded_cosines_are_within_their_bounds(void **state)
+{
+    static const int dims[] = {1, 3, 96, 384, 1000, EP_DIM_MAX};
+    (void)state;
+    for (size_t k = 0; k < sizeof dims / sizeof *dims; k++) {
+        int dim = dims[k], wide = ep_rotated_dim(dim);
+        ep_vectors p = {.dim = wide};
+        float v[EP_DIM_MAX], q[EP_DIM_MAX], rv[EP_DIM_MAX], rq[EP_DIM_MAX];
         for (int round = 0; round < 20; round++) {
-            double exact = 0, sum_q = 0, sum_v = 0;
             random_unit(v, dim);
             random_unit(q, dim);
-            ep_vector_code(v, dim, codes, &step);
+            ep_rotate(v, dim, rv);
+            ep_rotate(round == 0 ? v : q, dim, rq);
             assert_int_equal(ep_vectors_reserve(&p, 1), ST_OK);
-            int64_t at = ep_vectors_add(&p, codes, step);
-            ep_probe_set(probe, q, dim);
-            for (int i = 0; i < dim; i++) {
-                exact += (double)v[i] * (double)q[i];
-                sum_q += fabs((double)q[i]);
-                sum_v += fabs((double)v[i]) + (double)step;
-            }
-            double bound = (double)step / 2 * sum_q + sum_v / 65534 + 1e-6;
-            assert_true(fabs((double)ep_vectors_dot(&p, at, probe) - exact) <= bound);
-            assert_int_equal(ep_dot_scalar(codes, probe->code, dim),
-                    __builtin_cpu_supports("avx2") ? ep_dot_avx2(codes, probe->code, dim)
-                                                   : ep_dot_scalar(codes, probe->code, dim));
+            check_coding(&p, ep_vectors_add(&p, rv), rv, rq, 0.03);
         }
+        memset(rv, 0, sizeof rv);
+        assert_int_equal(ep_vectors_reserve(&p, 1), ST_OK);
+        check_coding(&p, ep_vectors_add(&p, rv), rv, rq, 1e-9); /* the zero vector is exact */
         ep_vectors_free(&p);
-        base_free(v);
-        base_free(q);
-        base_free(codes);
-        base_free(probe);
     }
+}
+
+/* Mean square error of the cosine over random vectors: what the levels are worth. 16 levels leave 0.0095 of a normal
+ * distribution's variance (Max 1960), so a cosine in 384 dimensions is off by sqrt(0.0095 / 384) = 0.005. */
+static void coding_errors_are_as_small_as_they_should_be(void **state)
+{
+    enum { N = 500, D = 384 };
+    ep_vectors p = {.dim = D};
+    float v[N][D], q[D], scanned[N];
+    double coarse = 0, fine = 0;
+    ep_probe *probe = base_zalloc(1, sizeof *probe);
+    (void)state;
+    assert_int_equal(ep_vectors_reserve(&p, N), ST_OK);
+    for (int i = 0; i < N; i++) {
+        random_unit(q, D);
+        ep_rotate(q, D, v[i]);
+        (void)ep_vectors_add(&p, v[i]);
+    }
+    random_unit(q, D);
+    ep_probe_set(probe, q, D);
+    ep_vectors_scan(&p, probe, scanned);
+    for (int i = 0; i < N; i++) {
+        double exact = dot(v[i], q, D);
+        coarse += ((double)scanned[i] - exact) * ((double)scanned[i] - exact) / N;
+        fine += ((double)ep_vectors_dot(&p, i, probe) - exact) *
+                ((double)ep_vectors_dot(&p, i, probe) - exact) / N;
+    }
+    assert_true(sqrt(coarse) < 1.15 * sqrt(0.0095 / D) && sqrt(coarse) > 0.8 * sqrt(0.0095 / D));
+    assert_true(sqrt(fine) < 0.0005);
+    base_free(probe);
+    ep_vectors_free(&p);
 }
 
 static void the_largest_sum_fits(void **state)
 {
-    int8_t *a = base_alloc(EP_DIM_MAX);
-    int16_t *b = base_alloc(EP_DIM_MAX * sizeof *b);
-    float *v = base_alloc(EP_DIM_MAX * sizeof *v), step = 0;
+    float v[EP_DIM_MAX];
+    ep_vectors p = {.dim = EP_DIM_MAX};
     ep_probe *probe = base_zalloc(1, sizeof *probe);
     (void)state;
+    assert_int_equal(ep_vectors_reserve(&p, 1), ST_OK);
     for (int i = 0; i < EP_DIM_MAX; i++) {
-        v[i] = 1.0f / 64; /* all components equal: the largest codes a unit vector can have */
+        v[i] = 1.0f / 64; /* the whole length along the query */
     }
-    ep_vector_code(v, EP_DIM_MAX, a, &step);
+    (void)ep_vectors_add(&p, v);
     ep_probe_set(probe, v, EP_DIM_MAX);
-    int32_t sum = ep_dot_scalar(a, probe->code, EP_DIM_MAX);
-    assert_int_equal(sum, (int64_t)a[0] * probe->code[0] * EP_DIM_MAX);
-    assert_true(fabs((double)sum * (double)step / 32767 - 1) < 1e-3);
-    base_free(a);
-    base_free(b);
-    base_free(v);
+    assert_true(fabs((double)ep_vectors_dot(&p, 0, probe) - 1) < 1e-3);
+    for (int i = 0; i < EP_DIM_MAX / 2; i++) {
+        assert_int_equal(p.levels[i], p.levels[0]);
+    }
+    int32_t sum = ep_fine_scalar(p.levels, p.rests, probe->fine, EP_DIM_MAX);
+    assert_int_equal(sum, (int64_t)(sum / EP_DIM_MAX) * EP_DIM_MAX); /* equal terms, none wrapped round */
     base_free(probe);
+    ep_vectors_free(&p);
 }
 
 static void what_is_not_finite_is_refused(void **state)
@@ -183,7 +265,9 @@ static void kmeans_of_degenerate_input(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(coded_cosine_is_within_its_bound),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(the_rotation_keeps_cosines),
+            cmocka_unit_test(coded_cosines_are_within_their_bounds),
+            cmocka_unit_test(coding_errors_are_as_small_as_they_should_be),
             cmocka_unit_test(the_largest_sum_fits), cmocka_unit_test(what_is_not_finite_is_refused),
             cmocka_unit_test(bm25_is_the_formula), cmocka_unit_test(many_words_are_found_again),
             cmocka_unit_test(kmeans_finds_what_is_apart), cmocka_unit_test(kmeans_of_degenerate_input)};
