@@ -159,5 +159,6 @@ status eval_svg_close(FILE *f, const char *path, err *e);
 /* ---- programs under `epimem eval` ---- */
 int eval_codec_main(int argc, char **argv);
 int eval_needle_main(int argc, char **argv);
+int eval_memory_main(int argc, char **argv);
 
 #endif

@@ -11,6 +11,7 @@ static const struct {
 } programs[] = {
         {"codec", "what a coded cache costs in words, on your text", eval_codec_main},
         {"needle", "what is left of a fact, by its place in the context", eval_needle_main},
+        {"memory", "what memory is worth, on conversations with annotated questions", eval_memory_main},
 };
 enum { N_PROGRAMS = sizeof programs / sizeof programs[0] };
 

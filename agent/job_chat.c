@@ -146,15 +146,16 @@ static status append_messages(job *j, int first_new, err *e)
 
 /* ---- the view ---- */
 
-static status run_match(job *j, int64_t budget, int64_t attended_before, int64_t attended_from, err *e)
+/* The last message, asked with what the previous turn was about, for short questions. */
+static ep_query query_of(const job *j, int64_t budget, int64_t attended_before, int64_t attended_from)
 {
-    session *s = j->session;
+    const session *s = j->session;
     const agent_message *last = &j->request->messages[j->request->n_messages - 1];
-    const session_turn *before = NULL; /* what the previous turn was about, for short questions */
+    const session_turn *before = NULL;
     for (size_t i = j->first_new_turn; i-- > 1 && before == NULL;) {
         before = s->turns[i].role != TURN_ASSISTANT ? &s->turns[i] : NULL;
     }
-    ep_query q = {.text = last->content,
+    return (ep_query){.text = last->content,
             .text_bytes = last->content_bytes,
             .budget_tokens = budget,
             .context = before != NULL ? before->text : NULL,
@@ -163,31 +164,19 @@ static status run_match(job *j, int64_t budget, int64_t attended_before, int64_t
             .attended_from = attended_from,
             .has_now = last->has_time,
             .now_us = last->time_us};
+}
+
+/* plain: everything is attended anyway, the match only says what the message is about. */
+static status match(job *j, int64_t budget, bool plain, tiers_view *v, err *e)
+{
     int64_t start = base_monotonic_us();
-    s->embedding_query = true;
-    status st = ep_match_run(s->index, &q, &j->match, e);
-    s->embedding_query = false;
+    int64_t pinned = v->pinned_end > TIERS_SINK_TOKENS ? v->pinned_end : TIERS_SINK_TOKENS;
+    ep_query q = plain ? query_of(j, budget, 0, INT64_MAX) : query_of(j, budget, pinned, v->window_from);
+    status st = plain ? session_match(j->session, &q, &j->match, e)
+                      : session_recall(j->session, &q, v, &j->match, e);
     j->match_us = base_monotonic_us() - start;
     j->matched = st == ST_OK;
     return st;
-}
-
-/* Recalls up to `budget` tokens: half of it as often as the pieces, each with a query variant of its own, are more than a
- * run can have. */
-static status match_and_plan(job *j, int64_t budget, tiers_view *v, err *e)
-{
-    int64_t pinned = v->pinned_end > TIERS_SINK_TOKENS ? v->pinned_end : TIERS_SINK_TOKENS;
-    for (;; budget /= 2) {
-        TRY(run_match(j, budget, pinned, v->window_from, e));
-        TRY(ep_plan(&j->match, &v->pieces, &v->n_pieces, e));
-        if (v->n_pieces <= TIERS_PIECES_MAX) {
-            return ST_OK;
-        }
-        base_free(v->pieces);
-        v->pieces = NULL;
-        v->n_pieces = 0;
-        ep_match_free(&j->match);
-    }
 }
 
 /* Everything while it fits the plain limit; else pinned rows, the exact window, and what matches. */
@@ -215,16 +204,10 @@ static status choose_view(job *j, err *e)
     if (has_index && r->recall != AGENT_RECALL_OFF) {
         int64_t budget = r->recall > 0 ? r->recall : g->recall_tokens, most = room - j->max_tokens;
         budget = budget < most ? budget : most;
-        if (plain) {
-            TRY(run_match(j, g->recall_tokens, 0, INT64_MAX,
-                    e)); /* attended anyway: only to say what it is about */
-        } else if (budget > 0) {
-            TRY(match_and_plan(j, budget, &v, e));
+        if (plain || budget > 0) {
+            TRY(match(j, plain ? g->recall_tokens : budget, plain, &v, e));
         }
         j->miss_reason = j->match.n_used == 0 ? "nothing_relevant" : NULL;
-    }
-    for (int i = 0; i < v.n_pieces; i++) {
-        v.piece_rows += v.pieces[i].rows;
     }
     tiers_view_free(&s->live_view);
     s->live_view = v;

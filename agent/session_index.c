@@ -194,3 +194,35 @@ status session_index_turns(session *s, int most, size_t *left, err *e)
     *left = s->n_turns - s->indexed_turns;
     return st;
 }
+
+status session_match(session *s, const ep_query *q, ep_match *out, err *e)
+{
+    s->embedding_query = true;
+    status st = ep_match_run(s->index, q, out, e);
+    s->embedding_query = false;
+    return st;
+}
+
+status session_recall(session *s, const ep_query *q, tiers_view *v, ep_match *out, err *e)
+{
+    ep_query smaller = *q;
+    for (;; smaller.budget_tokens /= 2) {
+        TRY(session_match(s, &smaller, out, e));
+        status st = ep_plan(out, &v->pieces, &v->n_pieces, e);
+        if (st != ST_OK) {
+            ep_match_free(out);
+            return st;
+        }
+        if (v->n_pieces <= TIERS_PIECES_MAX) {
+            break;
+        }
+        base_free(v->pieces);
+        v->pieces = NULL;
+        v->n_pieces = 0;
+        ep_match_free(out);
+    }
+    for (int i = 0; i < v->n_pieces; i++) {
+        v->piece_rows += v->pieces[i].rows;
+    }
+    return ST_OK;
+}

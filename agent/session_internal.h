@@ -181,5 +181,10 @@ status session_state_parse(const void *data,
 /* ---- episodes ---- */
 /* Appends up to `most` saved turns to the index; *left tells how many remain. */
 status session_index_turns(session *s, int most, size_t *left, err *e);
+/* Ranks the utterances of an indexed session for a query; *out is freed with ep_match_free. */
+status session_match(session *s, const ep_query *q, ep_match *out, err *e);
+/* The same, and lays what is used out as the recalled pieces of *v, which has none before: q->budget_tokens of it, or half of
+ * that as often as the pieces, each with a query variant of its own, are more than a run can have. */
+status session_recall(session *s, const ep_query *q, tiers_view *v, ep_match *out, err *e);
 
 #endif

@@ -119,12 +119,17 @@ status tiers_open(const kvq_codec *codec,
     return ST_OK;
 }
 
+static void free_list(tiers_column **list, int n)
+{
+    for (int i = 0; list != NULL && i < n; i++) {
+        tiers_column_unref(list[i]);
+    }
+    base_free(list);
+}
+
 static void drop_gathered(tiers *t)
 {
-    for (int i = 0; t->gathered != NULL && i < t->view.n_pieces; i++) {
-        tiers_column_unref(t->gathered[i]);
-    }
-    base_free(t->gathered);
+    free_list(t->gathered, t->view.n_pieces);
     t->gathered = NULL;
 }
 
@@ -145,8 +150,7 @@ void tiers_reset(tiers *t)
         tiers_column_unref(t->columns[i]);
     }
     t->n_blocks = t->n_columns = 0;
-    t->first_block = 0;
-    t->tokens = 0;
+    t->first_block = t->tokens = 0;
     t->sinks_id = model_kv_next_id();
 }
 
@@ -381,14 +385,8 @@ static status gather(tiers *t, const tiers_view *v, tiers_column ***out, err *e)
         *out = pages;
         pages = NULL;
     }
-    for (size_t i = 0; sources != NULL && i < n * 2; i++) {
-        tiers_column_unref(sources[i]);
-    }
-    for (size_t i = 0; pages != NULL && i < n; i++) {
-        tiers_column_unref(pages[i]);
-    }
-    base_free(sources);
-    base_free(pages);
+    free_list(sources, v->n_pieces * 2);
+    free_list(pages, v->n_pieces);
     return st;
 }
 
@@ -414,10 +412,7 @@ status tiers_set_view(tiers *t, const tiers_view *v, err *e)
     TRY(gather(t, v, &gathered, e));
     tiers_view copy;
     if (tiers_view_copy(v, &copy) != ST_OK) {
-        for (int i = 0; gathered != NULL && i < v->n_pieces; i++) {
-            tiers_column_unref(gathered[i]);
-        }
-        base_free(gathered);
+        free_list(gathered, v->n_pieces);
         return FAIL(e, ST_ERR_MEMORY, "no memory for a view");
     }
     drop_gathered(t);
@@ -660,6 +655,17 @@ void tiers_advance(tiers *t, int n)
     REQUIRE(n == t->run_rows);
     t->tokens += n;
     t->run_rows = 0;
+}
+
+void tiers_rewind(tiers *t, int64_t tokens)
+{
+    int64_t block = tokens < TIERS_SINK_TOKENS ? 0 : tiers_block_of(tokens);
+    REQUIRE(tokens <= t->tokens && (int64_t)t->n_columns <= 2 * block && t->first_block < block + !block);
+    for (size_t i = 0; i < t->n_blocks; i++) {
+        t->blocks[i].id = model_kv_next_id(); /* rows behind the new end will be others */
+    }
+    t->sinks_id = model_kv_next_id();
+    t->tokens = tokens;
 }
 
 /* ---- what is stored ---- */

@@ -118,6 +118,9 @@ int tiers_run_room(const tiers *t);
 status tiers_prepare(tiers *t, int n, const model_kv **out, err *e);
 /* The n rows have been computed. */
 void tiers_advance(tiers *t, int n);
+/* Forgets the tokens from `tokens` on: at most a block back, so that no column holds any of them and the exact rows that
+ * the next one reads are still there. */
+void tiers_rewind(tiers *t, int64_t tokens);
 
 /* ---- what is stored ---- */
 /* Codes the blocks that the next token reads as columns: before a state is stored that leaves their exact rows out. */
