@@ -402,6 +402,7 @@ static void close_case(eval_case *c)
 {
     session_close(c->s);
     session_close(c->whole);
+    eval_evicted_close(c->evicted);
     base_free(c->turn_of);
     base_free(c->attended);
     base_free(c->nll_none);

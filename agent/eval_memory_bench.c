@@ -34,6 +34,7 @@ status eval_bench_open(const eval_bench_options *o, eval_bench *out, err *e)
     engine.codec = o->codec;
     engine.calibration_path = o->calibration_path;
     engine.threads = o->threads;
+    engine.device = "cpu"; /* caches that differ from head to head have no copies on a device */
     engine.data_path = o->keep_path;
     engine.recall_floor = o->floor;
     TRY(agent_engine_open(&engine, &b.engine, e));

@@ -262,6 +262,64 @@ static status ask_full(eval_case *c, const eval_question *q, int64_t budget, eva
     return ask_exact(c, c->whole, q, out, e);
 }
 
+/* ---- eviction ---- */
+
+/* Keeps as many tokens as the product attends to: sinks, the budget, and the exact window. */
+static status need_evicted(eval_case *c, eval_evict_method method, int64_t budget, err *e)
+{
+    int64_t context = c->b->engine->context_tokens, tokens = (int64_t)c->s->n_tokens;
+    if (c->evicted != NULL && c->evicted_method == method && c->evicted_budget == budget) {
+        return ST_OK;
+    }
+    if (tokens + 2 * EVAL_MEMORY_ROWS > context) {
+        return FAIL(e, ST_ERR_LIMIT, "positions of a history of %lld tokens are past the window of %lld",
+                (long long)tokens, (long long)context);
+    }
+    eval_evicted_close(c->evicted);
+    c->evicted = NULL;
+    c->evicted_method = method;
+    c->evicted_budget = budget;
+    int64_t keep = TIERS_SINK_TOKENS + budget + tokens - tiers_exact_from(tokens);
+    return eval_evicted_open(c->b, method, keep, c->s->tokens, tokens, &c->evicted, e);
+}
+
+static status ask_evicted(eval_case *c,
+        eval_evict_method method,
+        const eval_question *q,
+        int64_t budget,
+        eval_result *out,
+        err *e)
+{
+    TRY(need_evicted(c, method, budget, e));
+    attend_nothing(c);
+    double entries = (double)eval_evicted_shares(c->evicted, c->attended);
+    out->bytes_held = out->bytes_attended =
+            entries * 2.0 * (double)c->b->engine->x.shape.d * sizeof(uint16_t);
+    eval_memory m = eval_evicted_memory(c->evicted);
+    m.open_message = c->s->transcript_open;
+    return ask_memory(c, &m, q, out, e);
+}
+
+static status ask_streaming(eval_case *c, const eval_question *q, int64_t budget, eval_result *out, err *e)
+{
+    return ask_evicted(c, EVAL_STREAMING, q, budget, out, e);
+}
+
+static status ask_h2o(eval_case *c, const eval_question *q, int64_t budget, eval_result *out, err *e)
+{
+    return ask_evicted(c, EVAL_H2O, q, budget, out, e);
+}
+
+static status ask_snapkv(eval_case *c, const eval_question *q, int64_t budget, eval_result *out, err *e)
+{
+    return ask_evicted(c, EVAL_SNAPKV, q, budget, out, e);
+}
+
+static status ask_keydiff(eval_case *c, const eval_question *q, int64_t budget, eval_result *out, err *e)
+{
+    return ask_evicted(c, EVAL_KEYDIFF, q, budget, out, e);
+}
+
 status eval_case_references(eval_case *c, err *e)
 {
     eval_memory_options quiet = *c->o;
@@ -311,6 +369,11 @@ static const eval_mode modes[] = {
                 ask_partition},
         {"text", "the same utterances as a prompt, read again for every question", true, ask_text},
         {"text-alone", "the same without the recent ones", true, ask_text_alone},
+        {"streaming", "cache cut while reading: the first and the latest tokens (exact, as the next three)",
+                true, ask_streaming},
+        {"h2o", "... those that were attended to most, and the latest", true, ask_h2o},
+        {"snapkv", "... those that the latest tokens attend to", true, ask_snapkv},
+        {"keydiff", "... those whose keys differ most from the mean", true, ask_keydiff},
         {"full", "the whole history, exact, where it fits the model's window", false, ask_full},
         {"evidence", "the annotated evidence as a prompt", false, ask_evidence},
         {"none", "the bare question", false, ask_none},

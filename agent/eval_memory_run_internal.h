@@ -20,6 +20,23 @@ typedef struct eval_memory_options {
     bool no_generate, selection_only, missed, json;
 } eval_memory_options;
 
+/* ---- caches cut down to a budget (eval_evict.c says how) ---- */
+
+typedef enum eval_evict_method { EVAL_STREAMING, EVAL_H2O, EVAL_SNAPKV, EVAL_KEYDIFF } eval_evict_method;
+typedef struct eval_evicted eval_evicted;
+/* Reads a history of n tokens, keeping `budget` (more than 32) of them for each (layer, KV head). */
+status eval_evicted_open(eval_bench *b,
+        eval_evict_method method,
+        int64_t budget,
+        const int32_t *ids,
+        int64_t n,
+        eval_evicted **out,
+        err *e);
+void eval_evicted_close(eval_evicted *x);
+eval_memory eval_evicted_memory(eval_evicted *x); /* borrowed; open_message is the caller's to set */
+/* Adds to shares[token] the share of (layer, KV head) that keep it; gives the number of entries kept. */
+int64_t eval_evicted_shares(const eval_evicted *x, float *shares);
+
 /* One question asked of one mode. Bytes are of keys and values. */
 typedef struct eval_result {
     double recall, precision, tokens_attended, nll, f1;
@@ -42,6 +59,9 @@ typedef struct eval_case {
     float *attended; /* [tokens of the history]: share of (layer, KV head) in which the token was attended */
     double *nll_none, *nll_evidence; /* [questions] */
     session *whole;                  /* the exact one of mode full */
+    eval_evicted *evicted;           /* of the method and budget asked for last */
+    eval_evict_method evicted_method;
+    int64_t evicted_budget;
     double ingest_s;
 } eval_case;
 

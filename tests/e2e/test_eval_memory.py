@@ -18,7 +18,7 @@ with Folder() as folder:
                               {"question": "Who plays the oboe?", "evidence": ["D1:1"], "category": 5}]}, f)
         return path
 
-    path = talk("talk.json", 70, 20)
+    path = talk("talk.json", 70, 12)
     base = ["eval", "memory", "-m", MODEL, "--data", path, "--json", "--plain", "200", "--keep", os.path.join(folder, "keep")]
 
     def measure(*more):
@@ -43,6 +43,13 @@ with Folder() as folder:
     check("the answer names it", row["evidence"]["f1"] > 0 and row["none"]["f1"] == 0, {m: row[m]["f1"] for m in row})
     check("two bits are held in fewer bytes than the whole history", row["partition"]["bytes_held"] < 0.8 * row["full"]["bytes_held"])
     check("and come from the store", row["partition"]["bytes_loaded"] > 0)
+    cut = {mode: r for (mode, _), r in measure("--mode", "streaming,h2o,snapkv,keydiff", "--budget", "64", "--no-generate").items()}
+    check("all four methods of eviction", len(cut) == 4, list(cut))
+    check("keep what partition attends to in tokens", len({r["tokens_attended"] for r in cut.values()}) == 1 and
+          abs(cut["h2o"]["tokens_attended"] - row["partition"]["tokens_attended"]) <= 128, {m: r["tokens_attended"] for m, r in cut.items()})
+    check("the earliest and the latest tokens do not hold the fact", cut["streaming"]["evidence_recall"] == 0)
+    check("the others hold some of it", all(0 < cut[m]["evidence_recall"] < 1 for m in ("h2o", "snapkv", "keydiff")), {m: r["evidence_recall"] for m, r in cut.items()})
+    check("and differ", len({r["nll"] for r in cut.values()}) == 4)
     again = measure("--mode", "partition", "--budget", "64")["partition", 64]
     check("what was kept measures the same", all(again[k] == row["partition"][k] for k in ("nll", "f1", "evidence_recall", "bytes_attended")), again)
 
