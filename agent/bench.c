@@ -1,11 +1,11 @@
 /* bench: prefill and decode speed of a model behind a given depth of coded history, as llama-bench measures it. The
  * history is attended whole (plain view), coded as sessions code it. */
-#include <getopt.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "agent/agent.h"
+#include "agent/arguments_internal.h"
 #include "agent/tiers_internal.h"
 
 enum { LIST_MAX = 16, REPEATS_MAX = 100, SEQUENCES_MAX = 64 };
@@ -226,36 +226,8 @@ static status run(bench *b, err *e)
 
 /* ---- options ---- */
 
-static bool parse_int(const char *text, int64_t low, int64_t high, int64_t *out)
-{
-    char *end;
-    long long v = strtoll(text, &end, 10);
-    *out = v;
-    return end != text && *end == '\0' && v >= low && v <= high;
-}
-
-/* "A,B,...", each from low to high. */
-static bool parse_list(const char *text, int64_t low, int64_t high, int64_t *list, int *n)
-{
-    *n = 0;
-    while (*n < LIST_MAX) {
-        char *end;
-        long long v = strtoll(text, &end, 10);
-        if (end == text || v < low || v > high || (*end != ',' && *end != '\0')) {
-            return false;
-        }
-        list[(*n)++] = v;
-        if (*end == '\0') {
-            return true;
-        }
-        text = end + 1;
-    }
-    return false;
-}
-
 static bool parse_option(int c, const char *value, bench_options *o)
 {
-    int64_t v = 0;
     bool good = true;
     switch (c) {
     case 'm':
@@ -271,29 +243,25 @@ static bool parse_option(int c, const char *value, bench_options *o)
         o->device = value;
         break;
     case 's':
-        good = parse_list(value, 1, SEQUENCES_MAX, o->sequences, &o->n_sequences);
+        good = arguments_numbers(value, 1, SEQUENCES_MAX, o->sequences, LIST_MAX, &o->n_sequences);
         break;
     case 'j':
         o->json = true;
         break;
     case 't':
-        good = parse_int(value, 1, 1024, &v);
-        o->threads = (int)v;
+        good = arguments_int(value, 1, 1024, &o->threads);
         break;
     case 'p':
-        good = parse_int(value, 0, 1 << 20, &v);
-        o->prefill = (int)v;
+        good = arguments_int(value, 0, 1 << 20, &o->prefill);
         break;
     case 'n':
-        good = parse_int(value, 0, 1 << 20, &v);
-        o->decode = (int)v;
+        good = arguments_int(value, 0, 1 << 20, &o->decode);
         break;
     case 'r':
-        good = parse_int(value, 1, REPEATS_MAX, &v);
-        o->repeats = (int)v;
+        good = arguments_int(value, 1, REPEATS_MAX, &o->repeats);
         break;
     default:
-        good = c == 'd' && parse_list(value, 0, INT64_MAX, o->depth, &o->n_depths);
+        good = c == 'd' && arguments_numbers(value, 0, INT64_MAX, o->depth, LIST_MAX, &o->n_depths);
         break;
     }
     return good;

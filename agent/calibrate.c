@@ -2,7 +2,6 @@
  * four bits, as one file for the oscar codecs. */
 #include "agent/calibrate_internal.h"
 
-#include <getopt.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,6 +9,7 @@
 #include <unistd.h>
 
 #include "agent/agent.h"
+#include "agent/arguments_internal.h"
 
 static const char help[] =
         "Usage: epimem calibrate -m MODEL [options]\n"
@@ -50,24 +50,23 @@ typedef struct calibration_run {
 
 static int usage_error(const char *what)
 {
-    (void)fprintf(stderr, "epimem calibrate: %s; see epimem calibrate --help\n", what);
-    return 2;
+    return arguments_mistake("calibrate", what);
 }
 
-static bool read_number(const char *text, double min, double max, double *out)
+static bool read_bits(const char *text, double *out)
 {
     char *end = NULL;
     double value = strtod(text, &end);
-    if (end == text || *end != '\0' || !(value >= min && value <= max)) {
+    if (end == text || *end != '\0' || !(value >= 2.0 && value <= 4.0)) {
         return false;
     }
     *out = value;
     return true;
 }
 
-static int read_option(calibrate_options *o, int option, char *value)
+static int take_option(void *options, int option, char *value)
 {
-    double number = 0.0;
+    calibrate_options *o = options;
     switch (option) {
     case 'm':
         o->tool.model_path = value;
@@ -76,25 +75,26 @@ static int read_option(calibrate_options *o, int option, char *value)
         o->out_path = value;
         return -1;
     case 'i':
-        o->import_k = value;
+        o->import_k = value; /* and V.pt is the word after it */
+        return -1;
+    case ARGUMENTS_WORD:
+        if (o->import_k != NULL && o->import_v == NULL) {
+            o->import_v = value;
+            return -1;
+        }
+        o->texts[o->n_texts++] = value;
         return -1;
     case 'f':
         o->texts[o->n_texts++] = value;
         return -1;
     case 'n':
-        if (!read_number(value, 640, 1 << 20, &number)) {
-            return usage_error("--tokens must be 640 at least");
-        }
-        o->tokens = (int)number;
-        return -1;
+        return arguments_int(value, 640, 1 << 20, &o->tokens) ? -1
+                                                              : usage_error("--tokens must be 640 at least");
     case 'b':
-        return read_number(value, 2.0, 4.0, &o->bits) ? -1 : usage_error("--bits must be from 2 to 4");
+        return read_bits(value, &o->bits) ? -1 : usage_error("--bits must be from 2 to 4");
     case 't':
-        if (!read_number(value, 0, 1024, &number)) {
-            return usage_error("--threads must be 0 to 1024");
-        }
-        o->tool.threads = (int)number;
-        return -1;
+        return arguments_int(value, 0, 1024, &o->tool.threads) ? -1
+                                                               : usage_error("--threads must be 0 to 1024");
     case 'h':
         return fputs(help, stdout) < 0 ? 1 : 0;
     default:
@@ -109,22 +109,12 @@ static int read_arguments(calibrate_options *o, int argc, char **argv)
             {"tokens", required_argument, NULL, 'n'}, {"bits", required_argument, NULL, 'b'},
             {"import", required_argument, NULL, 'i'}, {"threads", required_argument, NULL, 't'},
             {"help", no_argument, NULL, 'h'}, {0}};
-    int option;
-    optind = 1;
-    while ((option = getopt_long(argc, argv, "m:o:t:h", options, NULL)) != -1) {
-        int exit_status = read_option(o, option, optarg);
-        if (exit_status >= 0) {
-            return exit_status;
-        }
-        if (option == 'i' && optind < argc) { /* it takes two files */
-            o->import_v = argv[optind++];
-        }
+    int exit_status = arguments_read(argc, argv, "m:o:t:h", options, take_option, o);
+    if (exit_status >= 0) {
+        return exit_status;
     }
     if (o->import_k != NULL && o->import_v == NULL) {
         return usage_error("--import takes two files, K.pt and V.pt");
-    }
-    for (; optind < argc; optind++) {
-        o->texts[o->n_texts++] = argv[optind];
     }
     if (o->tool.model_path == NULL) {
         return usage_error("-m MODEL is missing");

@@ -1,11 +1,10 @@
 /* epimem eval codec: what a coded cache costs in words. The protocol is in eval_internal.h. */
-#include <getopt.h>
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "agent/agent.h"
+#include "agent/arguments_internal.h"
 #include "agent/eval_codec_internal.h"
 
 static const char help[] =
@@ -25,7 +24,9 @@ static const char help[] =
         "  -m, --model FILE        GGUF file\n"
         "      --text FILE...      texts, one context each\n"
         "      --calibration FILE  of `epimem calibrate`, for the codecs that need one\n"
-        "      --codecs LIST       names with commas (default: all)\n"
+        "      --codecs LIST       names with commas (default: bf16, turboquant-k4, turboquant, hadamard and "
+        "naive;\n"
+        "                          with --calibration also oscar+k4 and oscar+)\n"
         "      --context N         tokens of context (default 4096)\n"
         "      --tokens N          tokens predicted (default 512)\n"
         "      --served            products with 8-bit activations, as the server computes them, instead of "
@@ -40,28 +41,18 @@ static const char help[] =
 
 static int usage_error(const char *what)
 {
-    (void)fprintf(stderr, "epimem eval codec: %s; see epimem eval codec --help\n", what);
-    return 2;
+    return arguments_mistake("eval codec", what);
 }
 
-static bool read_count(const char *text, long min, long max, int *out)
+static int take_option(void *options, int option, char *value)
 {
-    char *end = NULL;
-    long value = strtol(text, &end, 10);
-    if (end == text || *end != '\0' || value < min || value > max) {
-        return false;
-    }
-    *out = (int)value;
-    return true;
-}
-
-static int read_option(eval_codec_options *o, int option, char *value)
-{
+    eval_codec_options *o = options;
     switch (option) {
     case 'm':
         o->tool.model_path = value;
         return -1;
     case 'f':
+    case ARGUMENTS_WORD:
         o->texts[o->n_texts++] = value;
         return -1;
     case 'c':
@@ -80,13 +71,14 @@ static int read_option(eval_codec_options *o, int option, char *value)
         o->plot_path = value;
         return eval_svg_accepts(value) ? -1 : usage_error("--plot draws SVG: the name must end in .svg");
     case 'n':
-        return read_count(value, EVAL_SINK_TOKENS, 1 << 20, &o->context)
+        return arguments_int(value, EVAL_SINK_TOKENS, 1 << 20, &o->context)
                 ? -1
                 : usage_error("--context must be a whole number, 64 at least");
     case 'k':
-        return read_count(value, 2, 1 << 16, &o->tokens) ? -1 : usage_error("--tokens must be 2 to 65536");
+        return arguments_int(value, 2, 1 << 16, &o->tokens) ? -1 : usage_error("--tokens must be 2 to 65536");
     case 't':
-        return read_count(value, 0, 1024, &o->tool.threads) ? -1 : usage_error("--threads must be 0 to 1024");
+        return arguments_int(value, 0, 1024, &o->tool.threads) ? -1
+                                                               : usage_error("--threads must be 0 to 1024");
     case 'h':
         return fputs(help, stdout) < 0 ? 1 : 0;
     default:
@@ -102,16 +94,9 @@ static int read_arguments(eval_codec_options *o, int argc, char **argv)
             {"tokens", required_argument, NULL, 'k'}, {"json", no_argument, NULL, 'j'},
             {"served", no_argument, NULL, 's'}, {"plot", required_argument, NULL, 'p'},
             {"threads", required_argument, NULL, 't'}, {"help", no_argument, NULL, 'h'}, {0}};
-    int option;
-    optind = 1;
-    while ((option = getopt_long(argc, argv, "m:t:h", options, NULL)) != -1) {
-        int exit_status = read_option(o, option, optarg);
-        if (exit_status >= 0) {
-            return exit_status;
-        }
-    }
-    for (; optind < argc; optind++) {
-        o->texts[o->n_texts++] = argv[optind];
+    int exit_status = arguments_read(argc, argv, "m:t:h", options, take_option, o);
+    if (exit_status >= 0) {
+        return exit_status;
     }
     if (o->tool.model_path == NULL) {
         return usage_error("-m MODEL is missing");

@@ -1,12 +1,12 @@
 /* epimem eval memory: what memory is worth, on conversations with annotated questions. */
 #include <dirent.h>
-#include <getopt.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
+#include "agent/arguments_internal.h"
 #include "agent/eval_internal.h"
 #include "agent/eval_memory_run_internal.h"
 
@@ -52,34 +52,7 @@ static const char help_end[] =
 
 static int usage_error(const char *what)
 {
-    (void)fprintf(stderr, "epimem eval memory: %s; see epimem eval memory --help\n", what);
-    return 2;
-}
-
-static bool read_count(const char *text, int64_t max, int64_t *out)
-{
-    char *end = NULL;
-    long long value = strtoll(text, &end, 10);
-    if (end == text || *end != '\0' || value < 0 || value > max) {
-        return false;
-    }
-    *out = value;
-    return true;
-}
-
-static int read_budgets(eval_memory_options *o, const char *list)
-{
-    char item[24];
-    for (o->n_budgets = 0; *list != '\0';) {
-        size_t n = strcspn(list, ",");
-        (void)snprintf(item, sizeof item, "%.*s", n < sizeof item ? (int)n : 0, list);
-        if (o->n_budgets == EVAL_BUDGETS_MAX || !read_count(item, 1 << 20, &o->budgets[o->n_budgets])) {
-            return usage_error("--budget must be whole numbers with commas, 16 at most");
-        }
-        o->n_budgets++;
-        list += n + (list[n] == ',');
-    }
-    return o->n_budgets > 0 ? -1 : usage_error("--budget is empty");
+    return arguments_mistake("eval memory", what);
 }
 
 static int compare_paths(const void *a, const void *b)
@@ -93,32 +66,41 @@ static bool ends_with_json(const char *name)
     return n > 5 && strcmp(name + n - 5, ".json") == 0;
 }
 
+static int add_path(eval_memory_options *o, const char *path)
+{
+    if (o->n_paths == EVAL_FILES_MAX) {
+        return usage_error("--data names more than 256 files");
+    }
+    char *own = base_strdup(path);
+    if (own == NULL) {
+        return usage_error("out of memory for --data");
+    }
+    o->paths[o->n_paths++] = own;
+    return -1;
+}
+
 /* A file, or the .json files of a folder in the order of their names. */
 static int add_data(eval_memory_options *o, const char *path)
 {
     DIR *folder = opendir(path);
-    int first = o->n_paths;
-    if (folder == NULL && o->n_paths < EVAL_FILES_MAX) {
-        o->paths[o->n_paths++] = base_strdup(path);
+    int first = o->n_paths, exit_status = -1;
+    if (folder == NULL) {
+        return add_path(o, path);
     }
     const struct dirent *entry;
-    while (folder != NULL && (entry = readdir(folder)) != NULL) {
+    while (exit_status < 0 && (entry = readdir(folder)) != NULL) {
         char file[4096];
-        if (ends_with_json(entry->d_name) && o->n_paths < EVAL_FILES_MAX) {
+        if (ends_with_json(entry->d_name)) {
             (void)snprintf(file, sizeof file, "%s/%s", path, entry->d_name);
-            o->paths[o->n_paths++] = base_strdup(file);
+            exit_status = add_path(o, file);
         }
     }
-    if (folder != NULL) {
-        (void)closedir(folder);
-    }
+    (void)closedir(folder);
     qsort(o->paths + first, (size_t)(o->n_paths - first), sizeof *o->paths, compare_paths);
-    return o->n_paths > first ? -1 : usage_error("--data has no .json files in it");
-}
-
-static int read_number(const char *value, int64_t max, int64_t *out, const char *what)
-{
-    return read_count(value, max, out) ? -1 : usage_error(what);
+    if (exit_status < 0 && o->n_paths == first) {
+        return usage_error("--data has no .json files in it");
+    }
+    return exit_status;
 }
 
 static bool read_share(const char *value, float *out)
@@ -128,29 +110,62 @@ static bool read_share(const char *value, float *out)
     return end != value && *end == '\0' && *out >= 0.0f && *out <= 1.0f;
 }
 
-static int read_option(eval_memory_options *o, int option, const char *value)
+/* The options that are a text or a switch. */
+static bool take_simple(eval_memory_options *o, int option, const char *value)
 {
-    int64_t number = 0;
-    int result = -1;
+    const struct {
+        int option;
+        const char **text;
+        bool *flag;
+    } simple[] = {{'m', &o->bench.model_path, NULL}, {'e', &o->bench.encoder_path, NULL},
+            {'M', &o->modes, NULL}, {'c', &o->bench.codec, NULL}, {'C', &o->bench.calibration_path, NULL},
+            {'k', &o->bench.keep_path, NULL}, {'g', NULL, &o->no_generate}, {'v', NULL, &o->missed},
+            {'s', NULL, &o->selection_only}, {'j', NULL, &o->json}};
+    for (size_t i = 0; i < sizeof simple / sizeof simple[0]; i++) {
+        if (simple[i].option == option) {
+            if (simple[i].text != NULL) {
+                *simple[i].text = value;
+            } else {
+                *simple[i].flag = true;
+            }
+            return true;
+        }
+    }
+    return false;
+}
+
+static int take_option(void *options, int option, char *value)
+{
+    eval_memory_options *o = options;
+    if (take_simple(o, option, value)) {
+        return -1;
+    }
     switch (option) {
     case 'd':
         return add_data(o, value);
     case 'b':
-        return read_budgets(o, value);
+        return arguments_numbers(value, 0, 1 << 20, o->budgets, EVAL_BUDGETS_MAX, &o->n_budgets)
+                ? -1
+                : usage_error("--budget must be whole numbers with commas, 16 at most");
     case 'q':
-        result = read_number(value, 1 << 20, &number, "--questions must be a whole number");
-        o->questions = (int)number;
-        return result;
+        return arguments_int(value, 0, 1 << 20, &o->questions)
+                ? -1
+                : usage_error("--questions must be a whole number");
     case 'f':
         return read_share(value, &o->bench.floor) ? -1 : usage_error("--floor must be a cosine from 0 to 1");
     case 'H':
-        return read_number(value, 1 << 30, &o->history, "--history must be a whole number");
+        return arguments_number(value, 0, 1 << 30, &o->history)
+                ? -1
+                : usage_error("--history must be a whole number");
     case 'P':
-        return read_number(value, 1 << 30, &o->bench.plain_tokens, "--plain must be a whole number");
+        return arguments_number(value, 0, 1 << 30, &o->bench.plain_tokens)
+                ? -1
+                : usage_error("--plain must be a whole number");
     case 't':
-        result = read_number(value, 1024, &number, "--threads must be 0 to 1024");
-        o->bench.threads = (int)number;
-        return result;
+        return arguments_int(value, 0, 1024, &o->bench.threads) ? -1
+                                                                : usage_error("--threads must be 0 to 1024");
+    case ARGUMENTS_WORD:
+        return usage_error("files are named with --data");
     case 'h':
         (void)fputs(help, stdout);
         eval_mode_print_all(stdout);
@@ -162,8 +177,7 @@ static int read_option(eval_memory_options *o, int option, const char *value)
 
 static int read_arguments(eval_memory_options *o, int argc, char **argv)
 {
-    int option;
-    const struct option options[] = {{"model", required_argument, NULL, 'm'},
+    static const struct option options[] = {{"model", required_argument, NULL, 'm'},
             {"encoder", required_argument, NULL, 'e'}, {"data", required_argument, NULL, 'd'},
             {"mode", required_argument, NULL, 'M'}, {"budget", required_argument, NULL, 'b'},
             {"questions", required_argument, NULL, 'q'}, {"history", required_argument, NULL, 'H'},
@@ -173,34 +187,9 @@ static int read_arguments(eval_memory_options *o, int argc, char **argv)
             {"missed", no_argument, NULL, 'v'}, {"floor", required_argument, NULL, 'f'},
             {"json", no_argument, NULL, 'j'}, {"threads", required_argument, NULL, 't'},
             {"help", no_argument, NULL, 'h'}, {0}};
-    struct {
-        int option;
-        const char **text;
-        bool *flag;
-    } simple[] = {{'m', &o->bench.model_path, NULL}, {'e', &o->bench.encoder_path, NULL},
-            {'M', &o->modes, NULL}, {'c', &o->bench.codec, NULL}, {'C', &o->bench.calibration_path, NULL},
-            {'k', &o->bench.keep_path, NULL}, {'g', NULL, &o->no_generate}, {'v', NULL, &o->missed},
-            {'s', NULL, &o->selection_only}, {'j', NULL, &o->json}};
-    optind = 1;
-    while ((option = getopt_long(argc, argv, "m:e:t:h", options, NULL)) != -1) {
-        bool taken = false;
-        for (size_t i = 0; i < sizeof simple / sizeof simple[0]; i++) {
-            if (simple[i].option == option) {
-                taken = true;
-                if (simple[i].text != NULL) {
-                    *simple[i].text = optarg;
-                } else {
-                    *simple[i].flag = true;
-                }
-            }
-        }
-        int exit_status = taken ? -1 : read_option(o, option, optarg);
-        if (exit_status >= 0) {
-            return exit_status;
-        }
-    }
-    if (optind != argc) {
-        return usage_error("files are named with --data");
+    int exit_status = arguments_read(argc, argv, "m:e:t:h", options, take_option, o);
+    if (exit_status >= 0) {
+        return exit_status;
     }
     if (o->bench.model_path == NULL) {
         return usage_error("-m MODEL is missing");

@@ -1,78 +1,72 @@
 /* epimem eval needle: what is left of a fact, by its place in the context and by codec. */
-#include <getopt.h>
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "agent/agent.h"
+#include "agent/arguments_internal.h"
 #include "agent/calibrate_internal.h"
 #include "agent/eval_needle_internal.h"
 
-static const char help[] = "Usage: epimem eval needle -m MODEL [options]\n"
-                           "\n"
-                           "Plants facts (\"The password of the bakery is walnut.\") in contexts, one at "
-                           "each depth, and asks for\n"
-                           "each behind the context: the negative log probability of the last word, in nats "
-                           "a token, from an exact\n"
-                           "cache, and what each codec adds to it. Depths are those of the coded part: the "
-                           "first 64 and the last\n"
-                           "256 tokens are exact for all.\n"
-                           "\n"
-                           "  -m, --model FILE        GGUF file\n"
-                           "      --contexts LIST     tokens, with commas (default 1024,2048,4096)\n"
-                           "      --depths LIST       percent, rising, with commas (default 0,25,50,75,100)\n"
-                           "      --repeats N         contexts of each length, with other facts (default 2)\n"
-                           "      --text FILE...      what lies between the facts, texts or LoCoMo/REALTALK "
-                           "conversations, repeated\n"
-                           "                          as needed (default: texts that come with epimem)\n"
-                           "      --calibration FILE  of `epimem calibrate`, for the codecs that need one\n"
-                           "      --codecs LIST       names with commas (default: all)\n"
-                           "      --json              one JSON object a line instead of the table\n"
-                           "      --plot FILE.svg     picture: a heat map for each codec\n"
-                           "  -t, --threads N         threads (default: one per core)\n"
-                           "  -h, --help              show this help\n";
+static const char help[] =
+        "Usage: epimem eval needle -m MODEL [options]\n"
+        "\n"
+        "Plants facts (\"The password of the bakery is walnut.\") in contexts, one at "
+        "each depth, and asks for\n"
+        "each behind the context: the negative log probability of the last word, in nats "
+        "a token, from an exact\n"
+        "cache, and what each codec adds to it. Depths are those of the coded part: the "
+        "first 64 and the last\n"
+        "256 tokens are exact for all.\n"
+        "\n"
+        "  -m, --model FILE        GGUF file\n"
+        "      --contexts LIST     tokens, with commas (default 1024,2048,4096)\n"
+        "      --depths LIST       percent, rising, with commas (default 0,25,50,75,100)\n"
+        "      --repeats N         contexts of each length, with other facts (default 2)\n"
+        "      --text FILE...      what lies between the facts, texts or LoCoMo/REALTALK "
+        "conversations, repeated\n"
+        "                          as needed (default: texts that come with epimem)\n"
+        "      --calibration FILE  of `epimem calibrate`, for the codecs that need one\n"
+        "      --codecs LIST       names with commas (default: bf16, turboquant-k4, turboquant, hadamard "
+        "and naive;\n"
+        "                          with --calibration also oscar+k4 and oscar+)\n"
+        "      --json              one JSON object a line instead of the table\n"
+        "      --plot FILE.svg     picture: a heat map for each codec\n"
+        "  -t, --threads N         threads (default: one per core)\n"
+        "  -h, --help              show this help\n";
 
 /* ---- arguments ---- */
 
 static int usage_error(const char *what)
 {
-    (void)fprintf(stderr, "epimem eval needle: %s; see epimem eval needle --help\n", what);
-    return 2;
+    return arguments_mistake("eval needle", what);
 }
 
 /* Rising whole numbers with commas. */
-static bool read_list(const char *text, long min, long max, int *list, int list_max, int *n)
+static bool read_rising(const char *text, int64_t min, int64_t max, int *list, int list_max, int *n)
 {
-    *n = 0;
-    for (const char *at = text;; at++) {
-        char *end = NULL;
-        long value = strtol(at, &end, 10);
-        bool rises = *n == 0 || value > list[*n - 1];
-        if (end == at || value < min || value > max || *n == list_max || !rises) {
+    int64_t numbers[NEEDLE_LIST_MAX];
+    if (!arguments_numbers(text, min, max, numbers, list_max, n)) {
+        return false;
+    }
+    for (int i = 0; i < *n; i++) {
+        if (i > 0 && numbers[i] <= numbers[i - 1]) {
             return false;
         }
-        list[(*n)++] = (int)value;
-        at = end;
-        if (*at != ',') {
-            return *at == '\0';
-        }
+        list[i] = (int)numbers[i];
     }
+    return true;
 }
 
-static int read_number(const char *text, long max, int *out, const char *what)
+static int take_option(void *options, int option, char *value)
 {
-    int n = 0;
-    return read_list(text, 0, max, out, 1, &n) ? -1 : usage_error(what);
-}
-
-static int read_option(needle_options *o, int option, char *value)
-{
+    needle_options *o = options;
     switch (option) {
     case 'm':
         o->tool.model_path = value;
         return -1;
     case 'f':
+    case ARGUMENTS_WORD:
         o->texts[o->n_texts++] = value;
         return -1;
     case 'c':
@@ -88,17 +82,18 @@ static int read_option(needle_options *o, int option, char *value)
         o->plot_path = value;
         return eval_svg_accepts(value) ? -1 : usage_error("--plot draws SVG: the name must end in .svg");
     case 'n':
-        return read_list(value, 1, 1 << 20, o->contexts, NEEDLE_CONTEXTS_MAX, &o->n_contexts)
+        return read_rising(value, 1, 1 << 20, o->contexts, NEEDLE_CONTEXTS_MAX, &o->n_contexts)
                 ? -1
                 : usage_error("--contexts must be rising whole numbers with commas, 8 at most");
     case 'd':
-        return read_list(value, 0, 100, o->depths, NEEDLE_DEPTHS_MAX, &o->n_depths)
+        return read_rising(value, 0, 100, o->depths, NEEDLE_DEPTHS_MAX, &o->n_depths)
                 ? -1
                 : usage_error("--depths must be rising whole numbers from 0 to 100 with commas, 16 at most");
     case 'r':
-        return read_number(value, 1000, &o->repeats, "--repeats must be 1 to 1000");
+        return arguments_int(value, 1, 1000, &o->repeats) ? -1 : usage_error("--repeats must be 1 to 1000");
     case 't':
-        return read_number(value, 1024, &o->tool.threads, "--threads must be 0 to 1024");
+        return arguments_int(value, 0, 1024, &o->tool.threads) ? -1
+                                                               : usage_error("--threads must be 0 to 1024");
     case 'h':
         return fputs(help, stdout) < 0 ? 1 : 0;
     default:
@@ -114,16 +109,9 @@ static int read_arguments(needle_options *o, int argc, char **argv)
             {"depths", required_argument, NULL, 'd'}, {"repeats", required_argument, NULL, 'r'},
             {"json", no_argument, NULL, 'j'}, {"plot", required_argument, NULL, 'p'},
             {"threads", required_argument, NULL, 't'}, {"help", no_argument, NULL, 'h'}, {0}};
-    int option;
-    optind = 1;
-    while ((option = getopt_long(argc, argv, "m:t:h", options, NULL)) != -1) {
-        int exit_status = read_option(o, option, optarg);
-        if (exit_status >= 0) {
-            return exit_status;
-        }
-    }
-    for (; optind < argc; optind++) {
-        o->texts[o->n_texts++] = argv[optind];
+    int exit_status = arguments_read(argc, argv, "m:t:h", options, take_option, o);
+    if (exit_status >= 0) {
+        return exit_status;
     }
     if (o->tool.model_path == NULL) {
         return usage_error("-m MODEL is missing");
@@ -131,9 +119,7 @@ static int read_arguments(needle_options *o, int argc, char **argv)
     int least = EVAL_SINK_TOKENS + EVAL_RECENT_TOKENS + 40 * o->n_depths;
     char text[80];
     (void)snprintf(text, sizeof text, "--contexts must be %d at least with %d depths", least, o->n_depths);
-    return o->contexts[0] < least ? usage_error(text)
-            : o->repeats < 1      ? usage_error("--repeats must be 1 to 1000")
-                                  : -1;
+    return o->contexts[0] < least ? usage_error(text) : -1;
 }
 
 /* ---- asking ---- */

@@ -4,7 +4,7 @@
 
 #include "agent/eval_internal.h"
 
-enum { NEEDLE_CONTEXTS_MAX = 8, NEEDLE_DEPTHS_MAX = 16, NEEDLE_FACTS = 24 };
+enum { NEEDLE_CONTEXTS_MAX = 8, NEEDLE_DEPTHS_MAX = 16, NEEDLE_LIST_MAX = 16, NEEDLE_FACTS = 24 };
 
 typedef struct needle_options {
     model_tool tool;

@@ -1,15 +1,43 @@
 /* Options and opening for the programs that run the model on JSON lines. */
-#include <getopt.h>
 #include <inttypes.h>
 #include <stdio.h>
-#include <stdlib.h>
 
+#include "agent/arguments_internal.h"
 #include "agent/model_tool_internal.h"
 
-static int usage_error(const model_tool *t, const char *what)
+typedef struct tool_arguments {
+    model_tool *t;
+    const char *help;
+} tool_arguments;
+
+static int take_option(void *options, int option, char *value)
 {
-    (void)fprintf(stderr, "epimem %s: %s; see epimem %s --help\n", t->program, what, t->program);
-    return 2;
+    const tool_arguments *a = options;
+    model_tool *t = a->t;
+    switch (option) {
+    case 'm':
+        t->model_path = value;
+        return -1;
+    case 'x':
+        t->exact = true;
+        return -1;
+    case 'c':
+        t->template_name = value;
+        return -1;
+    case 'd':
+        t->device = value;
+        return -1;
+    case 't':
+        return arguments_int(value, 0, 1024, &t->threads)
+                ? -1
+                : arguments_mistake(t->program, "--threads must be a whole number from 0 to 1024");
+    case 'h':
+        return fputs(a->help, stdout) < 0 ? 1 : 0;
+    case ARGUMENTS_WORD:
+        return arguments_mistake(t->program, "too many arguments");
+    default:
+        return 2; /* getopt has said why */
+    }
 }
 
 int model_tool_arguments(model_tool *t, int argc, char **argv, const char *help)
@@ -18,41 +46,12 @@ int model_tool_arguments(model_tool *t, int argc, char **argv, const char *help)
             {"exact", no_argument, NULL, 'x'}, {"threads", required_argument, NULL, 't'},
             {"chat-template", required_argument, NULL, 'c'}, {"device", required_argument, NULL, 'd'},
             {"help", no_argument, NULL, 'h'}, {0}};
-    int option;
-    optind = 1;
-    while ((option = getopt_long(argc, argv, "m:t:h", options, NULL)) != -1) {
-        char *end = NULL;
-        long threads = 0;
-        switch (option) {
-        case 'm':
-            t->model_path = optarg;
-            break;
-        case 'x':
-            t->exact = true;
-            break;
-        case 'c':
-            t->template_name = optarg;
-            break;
-        case 'd':
-            t->device = optarg;
-            break;
-        case 't':
-            threads = strtol(optarg, &end, 10);
-            if (end == optarg || *end != '\0' || threads < 0 || threads > 1024) {
-                return usage_error(t, "--threads must be a whole number from 0 to 1024");
-            }
-            t->threads = (int)threads;
-            break;
-        case 'h':
-            return fputs(help, stdout) < 0 ? 1 : 0;
-        default:
-            return 2; /* getopt has said why */
-        }
+    tool_arguments a = {.t = t, .help = help};
+    int exit_status = arguments_read(argc, argv, "m:t:h", options, take_option, &a);
+    if (exit_status >= 0) {
+        return exit_status;
     }
-    if (optind != argc) {
-        return usage_error(t, "too many arguments");
-    }
-    return t->model_path == NULL ? usage_error(t, "-m MODEL is missing") : -1;
+    return t->model_path == NULL ? arguments_mistake(t->program, "-m MODEL is missing") : -1;
 }
 
 static status open_parts(model_tool *t, int max_rows, err *e)
