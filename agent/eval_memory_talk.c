@@ -3,23 +3,17 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "agent/eval_layout_internal.h"
 #include "agent/eval_memory_internal.h"
-#include "agent/jsonl_internal.h"
 
 enum { UTTERANCES_MAX = 1 << 20, QUESTIONS_MAX = 1 << 20, CATEGORY_WITHOUT_ANSWER = 5 };
-
-static const char *text_of(const cJSON *o, const char *name)
-{
-    return cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(o, name));
-}
 
 /* ---- utterances ---- */
 
 static status add_utterance(eval_talk *t, const cJSON *o, const char *session_time, err *e)
 {
-    const char *text = text_of(o, "clean_text"), *when = text_of(o, "date_time");
-    text = text != NULL ? text : text_of(o, "text");
-    const char *speaker = text_of(o, "speaker"), *id = text_of(o, "dia_id");
+    const char *text = eval_layout_said(o), *when = eval_layout_text(o, "date_time");
+    const char *speaker = eval_layout_text(o, "speaker"), *id = eval_layout_text(o, "dia_id");
     void *list = t->utterances;
     status st = base_grow(
             &list, &t->utterances_cap, (size_t)t->n_utterances + 1, UTTERANCES_MAX, sizeof *t->utterances);
@@ -41,13 +35,11 @@ static status read_sessions(eval_talk *t, const cJSON *conversation, err *e)
 {
     int n_members = cJSON_GetArraySize(conversation);
     for (int number = 1; number <= n_members; number++) {
-        char name[48], date[48];
-        (void)snprintf(name, sizeof name, "session_%d", number);
-        (void)snprintf(date, sizeof date, "session_%d_date_time", number);
-        const cJSON *o, *utterances = cJSON_GetObjectItemCaseSensitive(conversation, name);
+        const cJSON *o, *utterances = eval_layout_session(conversation, number, "");
+        const cJSON *date = eval_layout_session(conversation, number, "_date_time");
         cJSON_ArrayForEach(o, utterances)
         {
-            TRY(add_utterance(t, o, text_of(conversation, date), e));
+            TRY(add_utterance(t, o, cJSON_GetStringValue(date), e));
         }
     }
     return t->n_utterances > 0 ? ST_OK : FAIL(e, ST_ERR_FORMAT, "no session_1 with utterances in it");
@@ -108,7 +100,7 @@ static status add_question(eval_talk *t, const cJSON *o, bool *marked, err *e)
 {
     const cJSON *item, *list = cJSON_GetObjectItemCaseSensitive(o, "evidence");
     const cJSON *category = cJSON_GetObjectItemCaseSensitive(o, "category");
-    eval_question q = {.text = text_of(o, "question"), .answer = answer_of(o)};
+    eval_question q = {.text = eval_layout_text(o, "question"), .answer = answer_of(o)};
     q.category = cJSON_IsNumber(category) ? category->valueint : 0;
     memset(marked, 0, (size_t)t->n_utterances * sizeof *marked);
     cJSON_ArrayForEach(item, list)
@@ -153,16 +145,8 @@ static status read_questions(eval_talk *t, err *e)
 static status parse(eval_talk *t, const base_map *map, err *e)
 {
     const char *text = (const char *)map->data;
-    if (!base_utf8_valid(text, map->size)) {
-        return FAIL(e, ST_ERR_FORMAT, "not UTF-8");
-    }
-    TRY(jsonl_check(text, map->size, e));
-    t->json = cJSON_ParseWithLength(text, map->size);
-    if (t->json == NULL) {
-        return FAIL(e, ST_ERR_MEMORY, "out of memory for a conversation");
-    }
-    const cJSON *inside = cJSON_GetObjectItemCaseSensitive(t->json, "conversation");
-    TRY(read_sessions(t, cJSON_IsObject(inside) ? inside : t->json, e));
+    TRY(eval_layout_parse(text, map->size, &t->json, e));
+    TRY(read_sessions(t, eval_layout_conversation(t->json), e));
     return read_questions(t, e);
 }
 

@@ -3,23 +3,11 @@
 #include <string.h>
 
 #include "agent/eval_internal.h"
+#include "agent/eval_layout_internal.h"
 
 static const char system_text[] = "You are a helpful AI assistant";
 
 /* ---- LoCoMo and REALTALK ---- */
-
-static const cJSON *session_member(const cJSON *conversation, int number, const char *suffix)
-{
-    char name[48];
-    (void)snprintf(name, sizeof name, "session_%d%s", number, suffix);
-    return cJSON_GetObjectItemCaseSensitive(conversation, name);
-}
-
-static const char *text_of(const cJSON *o, const char *name)
-{
-    const cJSON *item = cJSON_GetObjectItemCaseSensitive(o, name);
-    return cJSON_IsString(item) ? item->valuestring : NULL;
-}
 
 static status add_text(base_buf *text, const char *s)
 {
@@ -28,11 +16,10 @@ static status add_text(base_buf *text, const char *s)
 
 static status add_utterance(base_buf *text, const cJSON *utterance)
 {
-    const char *clean = text_of(utterance, "clean_text");
     TRY(add_text(text, text->size > 0 ? "\n" : NULL));
-    TRY(add_text(text, text_of(utterance, "speaker")));
+    TRY(add_text(text, eval_layout_text(utterance, "speaker")));
     TRY(add_text(text, ": "));
-    return add_text(text, clean != NULL ? clean : text_of(utterance, "text"));
+    return add_text(text, eval_layout_said(utterance));
 }
 
 static status add_session(base_buf *text, const cJSON *utterances, const cJSON *date)
@@ -52,25 +39,21 @@ static status add_session(base_buf *text, const cJSON *utterances, const cJSON *
 
 status eval_text_conversation(const char *json, size_t bytes, base_buf *text, bool *found, err *e)
 {
-    err not_json;
+    err why;
+    cJSON *root = NULL;
     *found = false;
-    if (!base_utf8_valid(json, bytes) || jsonl_check(json, bytes, &not_json) != ST_OK) {
-        return ST_OK;
+    status s = eval_layout_parse(json, bytes, &root, &why);
+    if (s != ST_OK) { /* a plain text, unless memory was short */
+        return s == ST_ERR_MEMORY ? FAIL(e, s, "%s", why.text) : ST_OK;
     }
-    cJSON *root = cJSON_ParseWithLength(json, bytes);
-    if (root == NULL) {
-        return FAIL(e, ST_ERR_MEMORY, "out of memory for a conversation");
-    }
-    const cJSON *inside = cJSON_GetObjectItemCaseSensitive(root, "conversation");
-    const cJSON *conversation = cJSON_IsObject(inside) ? inside : root;
-    status s = ST_OK;
+    const cJSON *conversation = eval_layout_conversation(root);
     for (int number = 1; s == ST_OK; number++) {
-        const cJSON *utterances = session_member(conversation, number, "");
+        const cJSON *utterances = eval_layout_session(conversation, number, "");
         if (!cJSON_IsArray(utterances)) {
             break;
         }
         *found = true;
-        s = add_session(text, utterances, session_member(conversation, number, "_date_time"));
+        s = add_session(text, utterances, eval_layout_session(conversation, number, "_date_time"));
     }
     cJSON_Delete(root);
     return s == ST_OK ? ST_OK : FAIL(e, s, "a conversation of more than %d bytes", EVAL_TEXT_BYTES_MAX);
