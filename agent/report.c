@@ -268,37 +268,46 @@ cJSON *report_header(const char *name, const session_header *h, const agent_engi
     return o;
 }
 
-/* The last turn whose view recalled rows of the episode, 0 for none. */
-static size_t last_recalled(const session *s, int episode)
+/* [largest id + 1] the last turn whose view recalled rows of the episode of that id, 0 for none; NULL: out of memory. */
+static size_t *last_recalls(const session *s, int n_episodes)
 {
-    for (size_t turn = s->n_turns; turn-- > 0;) {
+    int largest = -1;
+    ep_episode ep;
+    for (int i = 0; i < n_episodes; i++) {
+        largest = ep_index_episode(s->index, i, &ep) == ST_OK && ep.id > largest ? ep.id : largest;
+    }
+    size_t *last = base_zalloc((size_t)largest + 2, sizeof *last);
+    for (size_t turn = 0; last != NULL && turn < s->n_turns; turn++) {
         const tiers_view *v = &s->turns[turn].view;
         for (int i = 0; s->turns[turn].has_view && i < v->n_pieces; i++) {
-            if (ep_index_episode_at(s->index, v->pieces[i].first_token) == episode) {
-                return turn;
+            int id = ep_index_episode_at(s->index, v->pieces[i].first_token);
+            if (id >= 0 && id <= largest) {
+                last[id] = turn;
             }
         }
     }
-    return 0;
+    return last;
 }
 
 cJSON *report_episodes(const session *s)
 {
-    cJSON *o = cJSON_CreateObject();
+    int n = s->index != NULL ? ep_index_episodes(s->index) : 0;
+    size_t *last = last_recalls(s, n);
+    cJSON *o = last != NULL ? cJSON_CreateObject() : NULL;
     cJSON *list = cJSON_AddArrayToObject(o, "episodes");
-    for (int i = 0; s->index != NULL && i < ep_index_episodes(s->index); i++) {
+    for (int i = 0; last != NULL && i < n; i++) {
         ep_episode ep;
         if (ep_index_episode(s->index, i, &ep) == ST_OK) {
             cJSON *item = episode_object(&ep, s->x->codec);
-            size_t turn = last_recalled(s, ep.id);
-            if (turn > 0) {
-                add_number(item, "last_recalled", (double)turn);
+            if (last[ep.id] > 0) {
+                add_number(item, "last_recalled", (double)last[ep.id]);
             } else {
                 add_text(item, "last_recalled", NULL);
             }
             (void)cJSON_AddItemToArray(list, item);
         }
     }
+    base_free(last);
     return o;
 }
 
