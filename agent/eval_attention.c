@@ -32,15 +32,6 @@ static void take_rows(void *tap_ctx, int layer, const float *q, const float *k, 
     memcpy(p->v + (size_t)layer * keys_of_layer(p), v, keys_of_layer(p) * sizeof *v);
 }
 
-static void store_row(const krn_rotation *space, int d, const float *x, uint16_t *stored)
-{
-    float rotated[256];
-    krn_rotate(space, d, x, rotated);
-    for (int i = 0; i < d; i++) {
-        stored[i] = base_f32_to_bf16(rotated[i]);
-    }
-}
-
 /* The probe's own rows in the cache's stored space, behind the context. */
 static void store_rows(const eval_probe *p, const model_kv *kv, int layer)
 {
@@ -52,8 +43,8 @@ static void store_rows(const eval_probe *p, const model_kv *kv, int layer)
         for (int row = 0; row < p->n; row++) {
             size_t from = (size_t)layer * keys_of_layer(p) +
                     ((size_t)row * (size_t)p->kv_heads + (size_t)head) * (size_t)p->d;
-            store_row(&h->k_rotation, p->d, p->k + from, k + (size_t)row * (size_t)p->d);
-            store_row(&h->v_rotation, p->d, p->v + from, v + (size_t)row * (size_t)p->d);
+            krn_rotate_to_bf16(&h->k_rotation, p->d, p->k + from, k + (size_t)row * (size_t)p->d);
+            krn_rotate_to_bf16(&h->v_rotation, p->d, p->v + from, v + (size_t)row * (size_t)p->d);
         }
     }
     for (int head = 0; head < p->kv_heads; head++) {

@@ -45,16 +45,6 @@ static size_t row_at(const eval_evicted *x, int layer, int head, int row)
 
 /* ---- what the forward pass asks for ---- */
 
-static void space_of(
-        void *ctx, int layer, int head, krn_rotation *k, krn_rotation *v, krn_page_format *format)
-{
-    (void)ctx;
-    (void)layer;
-    (void)head;
-    *k = *v = (krn_rotation){.kind = KRN_ROTATION_NONE};
-    *format = (krn_page_format){0};
-}
-
 static void new_rows(void *ctx, int layer, int head, uint16_t **k, uint16_t **v)
 {
     eval_evicted *x = ctx;
@@ -387,7 +377,7 @@ status eval_evicted_open(eval_bench *b,
     x->q_heads = c->q_heads;
     x->d = c->d;
     x->view = (model_kv){.ctx = x,
-            .space = space_of,
+            .space = model_kv_plain_space,
             .new_rows = new_rows,
             .spans = spans_of,
             .n_variants = 1,

@@ -56,12 +56,8 @@ typedef struct fill_job {
 
 static void to_stored(const krn_rotation *space, int d, const float *x, int64_t n, uint16_t *stored)
 {
-    float rotated[256];
     for (int64_t row = 0; row < n; row++) {
-        krn_rotate(space, d, x + row * d, rotated);
-        for (int i = 0; i < d; i++) {
-            stored[row * d + i] = base_f32_to_bf16(rotated[i]);
-        }
+        krn_rotate_to_bf16(space, d, x + row * d, stored + row * d);
     }
 }
 

@@ -14,8 +14,7 @@
 
 enum {
     ROWS_PER_TASK = 8,
-    LOGIT_ROWS = 32, /* rows of several runs whose logits share a product */
-    HEAD_MAX = 256   /* largest d that model_open accepts */
+    LOGIT_ROWS = 32 /* rows of several runs whose logits share a product */
 };
 
 struct model_scratch {
@@ -135,15 +134,6 @@ static void angles_task(void *ctx, int task)
     }
 }
 
-static void to_stored(const krn_rotation *space, int d, const float *x, uint16_t *stored)
-{
-    float rotated[HEAD_MAX];
-    krn_rotate(space, d, x, rotated);
-    for (int i = 0; i < d; i++) {
-        stored[i] = base_f32_to_bf16(rotated[i]);
-    }
-}
-
 /* New rows of all KV heads of a run: position, stored space, bf16. */
 static void store_task(void *ctx, int task)
 {
@@ -158,8 +148,8 @@ static void store_task(void *ctx, int task)
             float *k = row_at(s->k, row, c->kv_heads * c->d) + head * c->d;
             const float *v = row_at(s->v, row, c->kv_heads * c->d) + head * c->d;
             krn_rope_apply(&c->rope, row_at(s->own_angles, row, c->rope.dims), k);
-            to_stored(&s->heads[head].k_rotation, c->d, k, s->new_k[head] + stored_at);
-            to_stored(&s->heads[head].v_rotation, c->d, v, s->new_v[head] + stored_at);
+            krn_rotate_to_bf16(&s->heads[head].k_rotation, c->d, k, s->new_k[head] + stored_at);
+            krn_rotate_to_bf16(&s->heads[head].v_rotation, c->d, v, s->new_v[head] + stored_at);
         }
     }
 }
@@ -395,13 +385,6 @@ status model_forward(const model *m, model_scratch *s, const model_run *runs, in
 
 /* ---- scratch ---- */
 
-static int widest(const model_config *c)
-{
-    int attention = c->q_heads * c->d;
-    int width = c->width > c->ffn ? c->width : c->ffn;
-    return width > attention ? width : attention;
-}
-
 static status open_buffers(model_scratch *s)
 {
     const model_config *c = &s->m->config;
@@ -458,7 +441,7 @@ status model_scratch_open(const model *m, int max_rows, model_scratch **out, err
     if (m->device != NULL) {
         st = device_scratch_open(m, max_rows, &s->on_device, e);
     } else {
-        st = krn_rows_open(max_rows, widest(&m->config), &s->in, e);
+        st = krn_rows_open(max_rows, model_widest_row(&m->config), &s->in, e);
         if (st == ST_OK && (st = open_buffers(s)) != ST_OK) {
             st = FAIL(e, st, "out of memory for a forward pass of %d rows", max_rows);
         }

@@ -479,13 +479,6 @@ status device_forward(device_scratch *s, const model_run *runs, int n_runs, int 
 
 /* ---- scratch ---- */
 
-static int64_t widest(const model_config *c)
-{
-    int64_t attention = (int64_t)c->q_heads * c->d;
-    int64_t width = c->width > c->ffn ? c->width : c->ffn;
-    return width > attention ? width : attention;
-}
-
 static status take_device_memory(device_scratch *s, err *e)
 {
     const model_config *c = &s->d->m->config;
@@ -547,7 +540,7 @@ status device_scratch_open(const model *m, int max_rows, device_scratch **out, e
     s->d = m->device;
     s->max_rows = max_rows;
     int in_rows = max_rows > LOGIT_ROWS ? max_rows : LOGIT_ROWS;
-    status st = cuda_rows_open(s->d->device, in_rows, widest(&m->config), &s->in, e);
+    status st = cuda_rows_open(s->d->device, in_rows, model_widest_row(&m->config), &s->in, e);
     st = st == ST_OK ? take_device_memory(s, e) : st;
     st = st == ST_OK ? take_host_memory(s, e) : st;
     st = st == ST_OK ? device_attention_open(s->d, max_rows, &s->attention, e) : st;

@@ -359,10 +359,7 @@ status model_exact_open(const model *m, int64_t max_tokens, model_exact **out, e
 {
     const model_config *c = &m->config;
     size_t kv = (size_t)c->layers * (size_t)max_tokens * (size_t)(c->kv_heads * c->d);
-    size_t widest = (size_t)(c->width > c->ffn ? c->width : c->ffn);
-    if (widest < (size_t)(c->q_heads * c->d)) {
-        widest = (size_t)(c->q_heads * c->d);
-    }
+    size_t widest = (size_t)model_widest_row(c);
     model_exact *x = base_zalloc(1, sizeof *x);
     if (x != NULL) {
         x->m = m;

@@ -56,7 +56,8 @@ typedef struct model_kv {
     void (*parts)(void *ctx, const model_kv_part **parts, int *n);
     /* Where the page of (layer, head) begins in a column; the heads of a layer follow each other. */
     size_t (*page_at)(void *ctx, int layer, int head);
-    uint64_t space_id; /* the same where space() answers the same; 0: model space everywhere */
+    uint64_t
+            space_id; /* the same where space() answers the same; 0: model space everywhere (model_kv_plain_space) */
     /* Query variants of this run: shift[i] is taken off the position, sharpness multiplies the logits. */
     int n_variants;
     const int64_t *shift;
@@ -100,6 +101,10 @@ void model_scratch_close(model_scratch *s);
 /* Runs of different sequences side by side; a row's result does not depend on what is beside it. Allocates nothing.
  * ST_ERR_ARG names an id outside the vocabulary, ST_ERR_LIMIT says too many rows or variants: nothing was written. */
 status model_forward(const model *m, model_scratch *s, const model_run *runs, int n_runs, err *e);
+
+/* A model_kv.space that rotates nothing. */
+void model_kv_plain_space(
+        void *ctx, int layer, int head, krn_rotation *k, krn_rotation *v, krn_page_format *format);
 
 /* A KV that keeps everything in BF16 in model space, for the tools (score, generate, calibration) and tests. */
 typedef struct plain_kv plain_kv;

@@ -47,6 +47,14 @@ void device_scratch_close(device_scratch *s);
 /* As model_forward; the runs have been checked and have n >= 1 rows. */
 status device_forward(device_scratch *s, const model_run *runs, int n_runs, int n, err *e);
 
+/* Elements of the widest row that a product reads. */
+static inline int model_widest_row(const model_config *c)
+{
+    int attention = c->q_heads * c->d;
+    int width = c->width > c->ffn ? c->width : c->ffn;
+    return width > attention ? width : attention;
+}
+
 /* Fills config but for what the tensors say (vocab, tied_output, qkv_bias, qk_norm) and rope. */
 status model_read_config(const gguf *g, model_config *config, err *e);
 /* "llama.rope.freq_base" for suffix "rope.freq_base". */

@@ -20,7 +20,7 @@ static size_t row_at(const plain_kv *p, int layer, int head, int64_t token)
             (size_t)p->d;
 }
 
-static void plain_space(
+void model_kv_plain_space(
         void *ctx, int layer, int head, krn_rotation *k, krn_rotation *v, krn_page_format *format)
 {
     (void)ctx;
@@ -94,7 +94,7 @@ status plain_kv_open(const model *m, int64_t max_tokens, plain_kv **out, err *e)
     p->part.id = model_kv_next_id();
     p->view = (model_kv){
             .ctx = p,
-            .space = plain_space,
+            .space = model_kv_plain_space,
             .new_rows = plain_new_rows,
             .spans = plain_spans,
             .parts = plain_parts,

@@ -6,7 +6,7 @@
  * never of how many rows are in the call, of the number of threads, or of the place of the row in the batch.
  * So a token computed in a prefill block, alone in decode, or beside other sessions gives the same bits, and
  * greedy answers repeat cold, warm, crowded and restarted. Sums run in an order fixed by their length alone.
- * Different instruction sets may differ in the last bits; krn_numeric_abi() names what stored KV was made with.
+ * Different instruction sets may differ in the last bits; krn_numeric_abi() names the bits at hand.
  *
  * Shapes: T rows (tokens), H query heads, K KV heads, d head_dim. Row-major, last axis contiguous.
  * Nothing here allocates except *_open. Threads: one caller at a time per krn_pool; everything else is pure.
@@ -24,7 +24,8 @@ krn_isa krn_isa_best(void);    /* what this processor offers (AVX512 means F, BW
 krn_isa krn_isa_current(void); /* what the operations use now */
 void krn_isa_set(krn_isa isa); /* before any *_open; REQUIREs isa <= best */
 const char *krn_isa_name(krn_isa isa);
-const char *krn_numeric_abi(void); /* e.g. "cpu-avx512-1": changes whenever stored KV would change bits */
+const char *krn_numeric_abi(
+        void); /* e.g. "cpu-avx512-1": another name whenever results have other bits; for reports */
 
 typedef struct krn_pool krn_pool;
 /* A pool of `threads` workers, the caller counted in. threads <= 0 means one per core. */
@@ -143,8 +144,9 @@ typedef struct krn_rotation {
     const float *matrix; /* MATRIX only */
     const float *mean;   /* [d] or NULL */
 } krn_rotation;
-void krn_rotate(const krn_rotation *r, int d, const float *x, float *y);         /* y = (x - mean) R */
-void krn_rotate_inverse(const krn_rotation *r, int d, const float *x, float *y); /* y = x R^T + mean */
+void krn_rotate(const krn_rotation *r, int d, const float *x, float *y);            /* y = (x - mean) R */
+void krn_rotate_to_bf16(const krn_rotation *r, int d, const float *x, uint16_t *y); /* the same, rounded */
+void krn_rotate_inverse(const krn_rotation *r, int d, const float *x, float *y);    /* y = x R^T + mean */
 
 /* How to read a coded page of one KV head. Codes lie in fragment order (kernels/fragment.h); a row's value is
  * scale * level[code]. With two K planes code = 4 hi + lo of 0..15 and the value scale * (code - 7.5). Levels rise with

@@ -97,6 +97,15 @@ void krn_rotate(const krn_rotation *r, int d, const float *x, float *y)
     }
 }
 
+void krn_rotate_to_bf16(const krn_rotation *r, int d, const float *x, uint16_t *y)
+{
+    float rotated[256];
+    krn_rotate(r, d, x, rotated);
+    for (int i = 0; i < d; i++) {
+        y[i] = base_f32_to_bf16(rotated[i]);
+    }
+}
+
 void krn_rotate_inverse(const krn_rotation *r, int d, const float *x, float *y)
 {
     REQUIRE(d == 64 || d == 128 || d == 256);

@@ -56,4 +56,16 @@ static inline const char *scene_path(char path[128])
     return path;
 }
 
+/* A codec of a calibration, by way of its file. */
+static inline kvq_codec *scene_open(const char *name, const kvq_calibration *c)
+{
+    char path[128];
+    kvq_codec *codec = NULL;
+    err e;
+    REQUIRE(kvq_calibration_write(c, scene_path(path), &e) == ST_OK);
+    REQUIRE(kvq_codec_open(name, &c->shape, path, &codec, &e) == ST_OK);
+    (void)unlink(path);
+    return codec;
+}
+
 #endif

@@ -140,17 +140,6 @@ static void rows_of_zeros_have_the_smallest_step(void **state)
 
 /* ---- pages ---- */
 
-static kvq_codec *open_with(const char *name, const kvq_calibration *c)
-{
-    char path[128];
-    kvq_codec *codec = NULL;
-    err e;
-    assert_int_equal(kvq_calibration_write(c, scene_path(path), &e), ST_OK);
-    assert_int_equal(kvq_codec_open(name, &c->shape, path, &codec, &e), ST_OK);
-    (void)unlink(path);
-    return codec;
-}
-
 static void pages_are_the_golden_ones_byte_for_byte(void **state)
 {
     (void)state;
@@ -165,7 +154,7 @@ static void pages_are_the_golden_ones_byte_for_byte(void **state)
         char name[64];
         err e;
         kvq_calibration c = scene_calibration(2, 2, d);
-        kvq_codec *codec = open_with(goldens[i].codec, &c);
+        kvq_codec *codec = scene_open(goldens[i].codec, &c);
         random_bits random = {.state = (uint64_t)(1000 * d + rows)};
         input_rows(&random, rows, d, k);
         input_rows(&random, rows, d, v);
@@ -265,7 +254,7 @@ static void codes_are_those_of_an_independent_version(void **state)
     kvq_calibration c = calibrate();
     assert_int_equal(read_data("oscar-recorded.codes", golden, sizeof golden), sizeof golden);
     for (int i = 0; i < 3; i++) {
-        kvq_codec *codec = open_with(names[i], &c);
+        kvq_codec *codec = scene_open(names[i], &c);
         const krn_page_format *f = kvq_page_format(codec, 0);
         int different = 0;
         for (int h = 0; h < HEADS; h++) {

@@ -14,21 +14,10 @@
 #include "kvq/page.h"
 #include "tests/unit/calibration_scene.h"
 
-static kvq_codec *open_with(const char *name, const kvq_calibration *c)
-{
-    char path[128];
-    kvq_codec *codec = NULL;
-    err e;
-    assert_int_equal(kvq_calibration_write(c, scene_path(path), &e), ST_OK);
-    assert_int_equal(kvq_codec_open(name, &c->shape, path, &codec, &e), ST_OK);
-    (void)unlink(path);
-    return codec;
-}
-
 static kvq_codec *open_codec(const char *name, int d)
 {
     kvq_calibration c = scene_calibration(2, 2, d);
-    kvq_codec *codec = open_with(name, &c);
+    kvq_codec *codec = scene_open(name, &c);
     kvq_calibration_free(&c);
     return codec;
 }
@@ -271,7 +260,7 @@ static void calibration_decides_rotations_and_planes(void **state)
 {
     (void)state;
     kvq_calibration c = scene_calibration(4, 2, 64);
-    kvq_codec *codec = open_with("oscar+", &c), *k4 = open_with("oscar+k4", &c);
+    kvq_codec *codec = scene_open("oscar+", &c), *k4 = scene_open("oscar+k4", &c);
     assert_true(fabs(kvq_codec_bits(codec) - (2.25 + 0.5)) < 1e-12); /* half of the layers */
     assert_true(fabs(kvq_codec_bits(k4) - 3.25) < 1e-12);
     assert_int_equal(kvq_page_format(codec, 0)->k_planes, 1);
@@ -284,7 +273,7 @@ static void calibration_decides_rotations_and_planes(void **state)
     assert_null(v->mean);
     assert_true(kvq_codec_fingerprint(codec) != kvq_codec_fingerprint(k4));
     c.k_mean[5] += 1.0f;
-    kvq_codec *other = open_with("oscar+", &c);
+    kvq_codec *other = scene_open("oscar+", &c);
     assert_true(kvq_codec_fingerprint(codec) != kvq_codec_fingerprint(other));
     kvq_codec_close(other);
     kvq_codec_close(codec);
@@ -300,7 +289,7 @@ static void shared_rotations_serve_all_heads(void **state)
     assert_int_equal(kvq_calibration_create(&full.shape, KVQ_CALIBRATION_SHARED, &c, &e), ST_OK);
     memcpy(c.shared_k_rotation, full.shared_k_rotation, 2 * 64 * 64 * sizeof(float));
     memcpy(c.shared_v_rotation, full.shared_v_rotation, 2 * 64 * 64 * sizeof(float));
-    kvq_codec *codec = open_with("oscar+", &c);
+    kvq_codec *codec = scene_open("oscar+", &c);
     for (int head = 0; head < 2; head++) {
         assert_memory_equal(kvq_k_rotation(codec, 1, head)->matrix, c.shared_k_rotation + 64 * 64,
                 64 * 64 * sizeof(float));
