@@ -17,6 +17,7 @@ MODEL = ROOT / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"
 ENCODER = ROOT / "models" / "all-MiniLM-L6-v2"
 CONVERSATION = ROOT / "docs" / "demo" / "conversation.jsonl"
 SESSION = "mara-and-jonas"
+CODEC = "oscar+k4"  # keys at four bits, values at two: on keys of two bits, the default, so small a model misses the cello teacher
 EPISODES_SHOWN = 3
 QUESTIONS = json.loads((ROOT / "docs" / "demo" / "questions.json").read_text())
 BOLD, DIM, END = ("\033[1m", "\033[2m", "\033[0m") if sys.stdout.isatty() and not os.environ.get("NO_COLOR") else ("", "", "")
@@ -35,8 +36,8 @@ class Server:
         self.log = open(folder / "server.log", "ab")
         start = time.time()
         self.process = subprocess.Popen(
-            [PROGRAM, "serve", "-m", MODEL, "-e", ENCODER, "--data", folder / "data", "--socket", self.path],
-            stderr=self.log)
+            [PROGRAM, "serve", "-m", MODEL, "-e", ENCODER, "--data", folder / "data", "--socket", self.path,
+             "--codec", CODEC], stderr=self.log)
         while True:
             try:
                 self.socket = socket.socket(socket.AF_UNIX)
