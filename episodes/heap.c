@@ -1,10 +1,11 @@
 #include "episodes/match_internal.h"
 
-/* Ties go to the later utterance. */
+/* Ties go to the later utterance. a and b differ. */
 static bool before(const ep_heap *h, int64_t a, int64_t b)
 {
     float x = h->ranks[a], y = h->ranks[b];
-    return x > y || (!(x < y) && a > b);
+    bool better = x > y || (!(x < y) && a > b);
+    return better != h->worst_first;
 }
 
 static void sift_down(ep_heap *h, int64_t at)
@@ -29,13 +30,31 @@ static void sift_down(ep_heap *h, int64_t at)
 
 void ep_heap_fill(ep_heap *h, const float *ranks, int64_t *items, int64_t n)
 {
-    *h = (ep_heap){ranks, items, n};
+    *h = (ep_heap){ranks, items, n, false};
     for (int64_t i = 0; i < n; i++) {
         items[i] = i;
     }
     for (int64_t i = n / 2; i-- > 0;) {
         sift_down(h, i);
     }
+}
+
+int64_t ep_heap_best(const float *ranks, int64_t *items, int64_t n, int64_t most)
+{
+    ep_heap worst = {ranks, items, n < most ? n : most, true};
+    for (int64_t i = 0; i < worst.n; i++) {
+        items[i] = i;
+    }
+    for (int64_t i = worst.n / 2; i-- > 0;) {
+        sift_down(&worst, i);
+    }
+    for (int64_t i = worst.n; worst.n > 0 && i < n; i++) {
+        if (before(&worst, items[0], i)) {
+            items[0] = i;
+            sift_down(&worst, 0);
+        }
+    }
+    return worst.n;
 }
 
 int64_t ep_heap_pop(ep_heap *h)

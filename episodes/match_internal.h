@@ -37,8 +37,12 @@ typedef struct ep_heap {
     const float *ranks; /* borrowed; must not change while the heap is in use */
     int64_t *items;     /* [n] */
     int64_t n;
+    bool worst_first;
 } ep_heap;
 void ep_heap_fill(ep_heap *h, const float *ranks, int64_t *items, int64_t n);
 int64_t ep_heap_pop(ep_heap *h); /* n must not be 0 */
+/* The best `most` of n items, in no order, into items [n]; gives how many. Cheaper than a heap of all when few are wanted:
+ * most items are compared once, in the order in which their ranks lie in memory. */
+int64_t ep_heap_best(const float *ranks, int64_t *items, int64_t n, int64_t most);
 
 #endif

@@ -252,19 +252,12 @@ static float add_standardized(float *ranks, const float *values, int64_t n, floa
 }
 
 /* Takes the coding error of the scan out of what ranks in front. */
-static void look_again(const ep_index *x,
-        const ep_probes *p,
-        float *ranks,
-        const float *dense,
-        float gain,
-        float *scratch,
-        int64_t *order)
+static void look_again(
+        const ep_index *x, const ep_probes *p, float *ranks, const float *dense, float gain, int64_t *order)
 {
-    ep_heap left;
-    memcpy(scratch, ranks, (size_t)x->n_items * sizeof *ranks);
-    ep_heap_fill(&left, scratch, order, x->n_items);
-    for (int k = 0; k < LOOKED_AT_AGAIN && left.n > 0; k++) {
-        int64_t i = ep_heap_pop(&left);
+    int64_t n = ep_heap_best(ranks, order, x->n_items, LOOKED_AT_AGAIN);
+    for (int64_t k = 0; k < n; k++) {
+        int64_t i = order[k];
         float exact = dense_exactly(x, &p->whole, &p->bare, i) +
                 (p->has_context ? dense_exactly(x, &p->context, &p->context, i) : 0);
         ranks[i] += gain * (exact - dense[i]);
@@ -321,6 +314,6 @@ void ep_rank_all(const ep_index *x,
         ranks[i] += p->speaker >= 0 && u->speaker == p->speaker ? speaker_bonus : 0;
         ranks[i] += u->has_time ? time_bonus * ep_time_weight(p->spans, p->n_spans, u->time_us) : 0;
     }
-    look_again(x, p, ranks, dense, gain, more, order);
+    look_again(x, p, ranks, dense, gain, order);
     add_runs(x, ranks);
 }
