@@ -6,7 +6,7 @@
 
 #include "agent/agent.h"
 #include "agent/arguments_internal.h"
-#include "agent/tiers_internal.h"
+#include "agent/engine_internal.h"
 
 enum { LIST_MAX = 16, REPEATS_MAX = 100, SEQUENCES_MAX = 64 };
 
@@ -18,11 +18,11 @@ static const char help[] =
         "      --device NAME      cpu, cuda or auto; default auto, which is cuda if there is one\n"
         "  -p, --prefill N        tokens of a prefill test; default 512\n"
         "  -n, --decode N         tokens of a decode test; default 64\n"
-        "  -d, --depth A,B,...    tokens of history, rounded down to 0 or 64 + 256 k; default 0\n"
+        "  -d, --depth A,B,...    tokens of history; default 0\n"
         "      --sequences A,B,.. sequences that decode side by side, all with the same history; default 1\n"
         "  -r, --repeat N         runs of each test; default 5\n"
-        "      --codec NAME       default turboquant\n"
-        "      --calibration FILE calibration of the codec\n"
+        "      --codec NAME       default oscar+ if there is a calibration, else turboquant\n"
+        "      --calibration FILE default the one beside the model\n"
         "      --json             a line of JSON per test\n";
 
 typedef struct bench_options {
@@ -144,14 +144,26 @@ static void close_sequences(tiers **t, int sequences)
     }
 }
 
-/* Copies of the history, which share its pages. */
+/* A sequence of `depth` tokens: the whole blocks are the history's, whose pages it shares; the rest is computed. */
+static status open_sequence(bench *b, tiers *history, int64_t depth, tiers **out, err *e)
+{
+    tiers *t;
+    int64_t shared = tiers_tokens(history);
+    TRY(tiers_open(b->codec, &b->shape, b->pool, no_column, NULL, &t, e));
+    status st = shared > 0 ? tiers_fork(t, history, shared, e) : ST_OK;
+    st = st == ST_OK ? run_tokens(b, t, depth - shared, false, e) : st;
+    if (st != ST_OK) {
+        tiers_close(t);
+        return st;
+    }
+    *out = t;
+    return ST_OK;
+}
+
 static status open_sequences(bench *b, tiers *history, int64_t depth, tiers **t, int sequences, err *e)
 {
     for (int i = 0; i < sequences; i++) {
-        status st = tiers_open(b->codec, &b->shape, b->pool, no_column, NULL, &t[i], e);
-        if (st == ST_OK && depth > 0 && (st = tiers_fork(t[i], history, depth, e)) != ST_OK) {
-            tiers_close(t[i]);
-        }
+        status st = open_sequence(b, history, depth, &t[i], e);
         if (st != ST_OK) {
             close_sequences(t, i);
             return st;
@@ -179,10 +191,10 @@ static status measure(bench *b, tiers *history, int64_t depth, int tokens, int s
     return ST_OK;
 }
 
-static status run_depth(bench *b, int64_t wanted, err *e)
+static status run_depth(bench *b, int64_t depth, err *e)
 {
     const model_config *c = model_get_config(b->model);
-    int64_t block = tiers_block_of(wanted), depth = block < 0 ? 0 : tiers_block_start(block);
+    int64_t block = tiers_block_of(depth);
     int most = b->o.prefill > b->o.decode ? b->o.prefill : b->o.decode;
     if (depth + most > c->context) {
         return FAIL(e, ST_ERR_ARG, "depth %lld and %d tokens are more than the model's context of %lld",
@@ -190,7 +202,7 @@ static status run_depth(bench *b, int64_t wanted, err *e)
     }
     tiers *history;
     TRY(tiers_open(b->codec, &b->shape, b->pool, no_column, NULL, &history, e));
-    status st = run_tokens(b, history, depth, false, e);
+    status st = run_tokens(b, history, block < 0 ? 0 : tiers_block_start(block), false, e);
     st = st == ST_OK ? tiers_seal(history, e) : st;
     if (st == ST_OK && b->o.prefill > 0) {
         st = measure(b, history, depth, b->o.prefill, 0, e);
@@ -209,10 +221,12 @@ static status run(bench *b, err *e)
     TRY(model_set_device(b->model, b->o.device, 0, e));
     const model_config *c = model_get_config(b->model);
     b->shape = (kvq_shape){.layers = c->layers, .kv_heads = c->kv_heads, .d = c->d};
-    if (b->o.calibration != NULL) {
-        TRY(kvq_calibration_check(b->o.calibration, c->name, model_fingerprint(b->model), e));
-    }
-    TRY(kvq_codec_open(b->o.codec, &b->shape, b->o.calibration, &b->codec, e));
+    agent_options chosen;
+    agent_options_default(&chosen);
+    chosen.model_path = b->o.model;
+    chosen.codec = b->o.codec;
+    chosen.calibration_path = b->o.calibration;
+    TRY(codec_open_chosen(&chosen, b->model, &b->codec, e));
     TRY(model_scratch_open(b->model, TIERS_BLOCK_TOKENS, &b->scratch, e));
     b->logits = base_zalloc((size_t)c->vocab * SEQUENCES_MAX, sizeof *b->logits);
     if (b->logits == NULL) {
@@ -276,8 +290,7 @@ int agent_bench_main(int argc, char **argv)
             {"calibration", required_argument, NULL, 'b'}, {"json", no_argument, NULL, 'j'},
             {"device", required_argument, NULL, 'v'}, {"sequences", required_argument, NULL, 's'},
             {"help", no_argument, NULL, 'h'}, {0}};
-    bench b = {.o = {.codec = "turboquant",
-                       .prefill = 512,
+    bench b = {.o = {.prefill = 512,
                        .decode = 64,
                        .repeats = 5,
                        .n_depths = 1,

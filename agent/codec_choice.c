@@ -72,3 +72,16 @@ status codec_choose(const agent_options *o, codec_choice *out, err *e)
     }
     return ST_OK;
 }
+
+status codec_open_chosen(const agent_options *o, const model *m, kvq_codec **out, err *e)
+{
+    codec_choice choice;
+    const model_config *c = model_get_config(m);
+    const kvq_shape shape = {.layers = c->layers, .kv_heads = c->kv_heads, .d = c->d};
+    TRY(codec_choose(o, &choice, e));
+    const char *calibration = choice.calibration[0] != '\0' ? choice.calibration : NULL;
+    if (calibration != NULL) {
+        TRY(kvq_calibration_check(calibration, c->name, model_fingerprint(m), e));
+    }
+    return kvq_codec_open(choice.name, &shape, calibration, out, e);
+}

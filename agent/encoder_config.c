@@ -109,8 +109,7 @@ static status check_pooling(const config_file *f, err *e)
 {
     static const char mean[] = "pooling_mode_mean_tokens";
     const cJSON *member;
-    cJSON_ArrayForEach(member, f->json)
-    {
+    cJSON_ArrayForEach (member, f->json) {
         bool is_mean = strcmp(member->string, mean) == 0;
         if (strncmp(member->string, "pooling_mode_", 13) == 0 && cJSON_IsTrue(member) != is_mean) {
             return FAIL(e, ST_ERR_UNSUPPORTED, "%s: %s is %s; only mean pooling is supported", f->path,

@@ -241,18 +241,6 @@ static status find_encoder(const agent_engine *g, char *out, size_t bytes, err *
                       out);
 }
 
-static status open_codec(agent_engine *g, err *e)
-{
-    codec_choice choice;
-    const model_config *c = model_get_config(g->model);
-    TRY(codec_choose(&g->options, &choice, e));
-    const char *calibration = choice.calibration[0] != '\0' ? choice.calibration : NULL;
-    if (calibration != NULL) {
-        TRY(kvq_calibration_check(calibration, c->name, model_fingerprint(g->model), e));
-    }
-    return kvq_codec_open(choice.name, &g->x.shape, calibration, &g->codec, e);
-}
-
 static status load_models(agent_engine *g, err *e)
 {
     char encoder_path[4096];
@@ -265,7 +253,7 @@ static status load_models(agent_engine *g, err *e)
     TRY(encoder_open_coded(g->pool, encoder_path, &g->encoder, e));
     const model_config *c = model_get_config(g->model);
     g->x.shape = (kvq_shape){.layers = c->layers, .kv_heads = c->kv_heads, .d = c->d};
-    TRY(open_codec(g, e));
+    TRY(codec_open_chosen(&g->options, g->model, &g->codec, e));
     g->rows_max = TIERS_BLOCK_TOKENS + ENGINE_ROWS_EXTRA;
     return model_scratch_open(g->model, g->rows_max, &g->scratch, e);
 }

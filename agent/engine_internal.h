@@ -78,6 +78,8 @@ typedef struct codec_choice {
  * a calibration is named or lies beside the model; else turboquant. The calibration: the one named, else the one beside
  * the model, if the codec takes one. Says in the log which and why. ST_ERR_NOT_FOUND tells how to make a missing one. */
 status codec_choose(const agent_options *o, codec_choice *out, err *e);
+/* Opens it for the model; ST_ERR_MISMATCH and the like where the calibration is another model's. */
+status codec_open_chosen(const agent_options *o, const model *m, kvq_codec **out, err *e);
 
 /* ---- jobs ---- */
 
@@ -129,6 +131,7 @@ struct job {
     /* ingest */
     int64_t total_tokens;
     size_t n_ingested;
+    int64_t prefill_started_us, prefill_us, coding_us, embed_us, commit_us;
 };
 
 job *job_create(agent_engine *g, agent_request *r);

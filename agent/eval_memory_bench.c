@@ -205,7 +205,7 @@ status eval_session_compute(eval_bench *b, session *s, eval_on_tokens on_tokens,
     if (stored) {
         TRY(eval_session_keep(s, e));
         session_rest(s);
-        (void)tiers_take_loaded_bytes(s->tiers);
+        (void)tiers_take_costs(s->tiers);
     }
     return ST_OK;
 }

@@ -119,7 +119,7 @@ static status ask_partition(eval_case *c, const eval_question *q, int64_t budget
     fill_session_bytes(c, &v, out);
     eval_memory memory = eval_session_memory_of(&m, c->b, c->s, &v);
     status st = ask_memory(c, &memory, q, out, e);
-    out->bytes_loaded = (double)tiers_take_loaded_bytes(c->s->tiers);
+    out->bytes_loaded = (double)tiers_take_costs(c->s->tiers).loaded_bytes;
     eval_session_leave(&m);
     return st;
 }

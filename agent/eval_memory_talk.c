@@ -37,8 +37,7 @@ static status read_sessions(eval_talk *t, const cJSON *conversation, err *e)
     for (int number = 1; number <= n_members; number++) {
         const cJSON *o, *utterances = eval_layout_session(conversation, number, "");
         const cJSON *date = eval_layout_session(conversation, number, "_date_time");
-        cJSON_ArrayForEach(o, utterances)
-        {
+        cJSON_ArrayForEach (o, utterances) {
             TRY(add_utterance(t, o, cJSON_GetStringValue(date), e));
         }
     }
@@ -103,8 +102,7 @@ static status add_question(eval_talk *t, const cJSON *o, bool *marked, err *e)
     eval_question q = {.text = eval_layout_text(o, "question"), .answer = answer_of(o)};
     q.category = cJSON_IsNumber(category) ? category->valueint : 0;
     memset(marked, 0, (size_t)t->n_utterances * sizeof *marked);
-    cJSON_ArrayForEach(item, list)
-    {
+    cJSON_ArrayForEach (item, list) {
         if (cJSON_IsString(item)) {
             mark_evidence(t, item->valuestring, marked);
         }
@@ -132,8 +130,7 @@ static status read_questions(eval_talk *t, err *e)
     const cJSON *o, *list = cJSON_GetObjectItemCaseSensitive(t->json, "qa");
     bool *marked = base_zalloc((size_t)t->n_utterances, sizeof *marked);
     status st = marked == NULL ? FAIL(e, ST_ERR_MEMORY, "out of memory for questions") : ST_OK;
-    cJSON_ArrayForEach(o, list)
-    {
+    cJSON_ArrayForEach (o, list) {
         st = st == ST_OK ? add_question(t, o, marked, e) : st;
     }
     base_free(marked);

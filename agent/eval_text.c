@@ -30,8 +30,7 @@ static status add_session(base_buf *text, const cJSON *utterances, const cJSON *
         TRY(add_text(text, cJSON_IsString(date) ? date->valuestring : ""));
         TRY(add_text(text, "]"));
     }
-    cJSON_ArrayForEach(u, utterances)
-    {
+    cJSON_ArrayForEach (u, utterances) {
         TRY(add_utterance(text, u));
     }
     return ST_OK;

@@ -129,8 +129,7 @@ static status read_messages(const generator *g, const cJSON *request, token_list
     }
     chat_message *messages = base_zalloc((size_t)n, sizeof *messages);
     status s = messages == NULL ? FAIL(e, ST_ERR_MEMORY, "out of memory for %d messages", n) : ST_OK;
-    cJSON_ArrayForEach(item, list)
-    {
+    cJSON_ArrayForEach (item, list) {
         if (s == ST_OK) {
             s = read_message(g, item, i, &messages[i], e);
             i++;

@@ -613,7 +613,7 @@ void job_chat_computed(job *j)
         return;
     }
     if (j->phase == JOB_PREFILL) {
-        j->loaded_bytes = tiers_take_loaded_bytes(s->tiers);
+        j->loaded_bytes = tiers_take_costs(s->tiers).loaded_bytes;
         j->engine->counters.loaded_bytes += j->loaded_bytes;
         j->first_token_us = base_monotonic_us();
     }

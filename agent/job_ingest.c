@@ -72,6 +72,8 @@ static job_state start(job *j)
         (void)snprintf(param, sizeof param, "messages[%d].content", bad);
         return fail(j, &e, param);
     }
+    (void)tiers_take_costs(s->tiers);
+    j->prefill_started_us = base_monotonic_us();
     j->phase = JOB_PREFILL;
     return JOB_WORKED;
 }
@@ -84,9 +86,13 @@ static job_state prefill(job *j)
     if (st != JOB_WORKED || j->phase != JOB_PREFILL) {
         return st;
     }
+    int64_t computed_us = base_monotonic_us();
+    j->coding_us = tiers_take_costs(j->session->tiers).encode_us;
+    j->prefill_us = computed_us - j->prefill_started_us - j->coding_us;
     if (session_save_log(j->session, &e) != ST_OK) {
         return fail(j, &e, NULL);
     }
+    j->commit_us = base_monotonic_us() - computed_us;
     sessions_note_saved(j->engine->sessions, j->session);
     j->phase = JOB_INDEX;
     return JOB_WORKED;
@@ -97,9 +103,12 @@ static job_state embed(job *j)
     session *s = j->session;
     err e = {0};
     size_t left;
+    int64_t start_us = base_monotonic_us();
     if (session_index_turns(s, INDEX_TURNS_AT_ONCE, &left, &e) != ST_OK) {
         return fail(j, &e, NULL);
     }
+    int64_t embedded_us = base_monotonic_us();
+    j->embed_us += embedded_us - start_us;
     if (left > 0) {
         int64_t done = left < s->n_turns ? s->turns[s->n_turns - left].first_token - j->turn_start : 0;
         job_progress(j, "embed", done > 0 ? done : 0, j->total_tokens);
@@ -108,6 +117,9 @@ static job_state embed(job *j)
     if (session_save_kv(s, true, &e) != ST_OK) {
         return fail(j, &e, NULL);
     }
+    int64_t last_us = tiers_take_costs(s->tiers).encode_us; /* columns made for the state that is stored */
+    j->coding_us += last_us;
+    j->commit_us += base_monotonic_us() - embedded_us - last_us;
     session_rest(s);
     sessions_note_saved(j->engine->sessions, s);
     job_send_done(j, report_ingest(j, j->started_us));

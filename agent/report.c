@@ -194,6 +194,11 @@ cJSON *report_ingest(const job *j, int64_t started_us)
     add_number(o, "episodes", s->index != NULL ? ep_index_episodes(s->index) : 0);
     add_number(o, "bytes", (double)s->saved_columns * (double)kvq_column_bytes(j->engine->codec));
     add_number(o, "ms", (double)(base_monotonic_us() - started_us) / 1000.0);
+    cJSON *t = cJSON_AddObjectToObject(o, "timing");
+    add_number(t, "prefill_ms", (double)j->prefill_us / 1000.0);
+    add_number(t, "coding_ms", (double)j->coding_us / 1000.0);
+    add_number(t, "embed_ms", (double)j->embed_us / 1000.0);
+    add_number(t, "commit_ms", (double)j->commit_us / 1000.0);
     add_number(o, "last_turn", s->n_turns > 0 ? (double)(s->n_turns - 1) : 0);
     return o;
 }

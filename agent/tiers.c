@@ -36,7 +36,7 @@ struct tiers {
 
     tiers_view view;
     tiers_column **gathered; /* one per piece of the view */
-    uint64_t loaded_bytes;
+    tiers_costs costs;
 
     model_kv kv;
     int run_rows;
@@ -264,22 +264,23 @@ static status seal_block(tiers *t, int64_t block, err *e)
     t->columns = columns;
     REQUIRE((int64_t)t->n_columns == 2 * block && block >= t->first_block);
     encode_job job = {.t = t, .block = t->blocks[block - t->first_block].rows};
-    for (int i = 0; i < 2; i++) {
-        job.column[i] = tiers_column_create(kvq_column_bytes(t->codec));
+    job.column[0] = tiers_column_create(kvq_column_bytes(t->codec));
+    job.column[1] = tiers_column_create(kvq_column_bytes(t->codec));
+    int failed = -1; /* no memory */
+    if (job.column[0] != NULL && job.column[1] != NULL) {
+        t->costs.encode_us -= base_monotonic_us();
+        krn_pool_run(t->pool, encode_page, &job, (int)pages_of(t) * 2);
+        t->costs.encode_us += base_monotonic_us();
+        failed = atomic_load(&job.failed);
     }
-    if (job.column[0] == NULL || job.column[1] == NULL) {
-        tiers_column_unref(job.column[0]);
-        tiers_column_unref(job.column[1]);
-        return FAIL(e, ST_ERR_MEMORY, "no memory for coded pages");
-    }
-    krn_pool_run(t->pool, encode_page, &job, (int)pages_of(t) * 2);
-    int failed = atomic_load(&job.failed);
     if (failed != 0) {
         tiers_column_unref(job.column[0]);
         tiers_column_unref(job.column[1]);
-        return FAIL(e, ST_ERR_ARG, "layer %d, KV head %d: a key or value is not finite near token %lld",
-                (failed - 1) / 2 / t->shape.kv_heads, (failed - 1) / 2 % t->shape.kv_heads,
-                (long long)tiers_block_start(block));
+        return failed < 0
+                ? FAIL(e, ST_ERR_MEMORY, "no memory for coded pages")
+                : FAIL(e, ST_ERR_ARG, "layer %d, KV head %d: a key or value is not finite near token %lld",
+                          (failed - 1) / 2 / t->shape.kv_heads, (failed - 1) / 2 % t->shape.kv_heads,
+                          (long long)tiers_block_start(block));
     }
     t->columns[t->n_columns++] = job.column[0];
     t->columns[t->n_columns++] = job.column[1];
@@ -294,7 +295,7 @@ static status need_column(tiers *t, int64_t column, err *e)
     REQUIRE(column >= 0 && column < (int64_t)t->n_columns);
     if (t->columns[column] == NULL) {
         TRY(t->load(t->load_ctx, column, &t->columns[column], e));
-        t->loaded_bytes += t->columns[column]->bytes;
+        t->costs.loaded_bytes += t->columns[column]->bytes;
     }
     return ST_OK;
 }
@@ -336,8 +337,7 @@ static void gather_piece(void *ctx, int task)
     }
 }
 
-/* References to the columns of each piece, from memory or the loader; not kept in the list, so that what a
- * long session recalls does not stay resident. */
+/* References to the columns of each piece. Loaded ones are not kept: what is recalled does not stay resident. */
 static status piece_sources(tiers *t, const tiers_view *v, tiers_column **sources, err *e)
 {
     for (int i = 0; i < v->n_pieces; i++) {
@@ -355,7 +355,7 @@ static status piece_sources(tiers *t, const tiers_view *v, tiers_column **source
                 *slot = tiers_column_ref(t->columns[c]);
             } else {
                 TRY(t->load(t->load_ctx, c, slot, e));
-                t->loaded_bytes += (*slot)->bytes;
+                t->costs.loaded_bytes += (*slot)->bytes;
             }
         }
     }
@@ -427,11 +427,11 @@ const tiers_view *tiers_get_view(const tiers *t)
     return &t->view;
 }
 
-uint64_t tiers_take_loaded_bytes(tiers *t)
+tiers_costs tiers_take_costs(tiers *t)
 {
-    uint64_t bytes = t->loaded_bytes;
-    t->loaded_bytes = 0;
-    return bytes;
+    tiers_costs costs = t->costs;
+    t->costs = (tiers_costs){0};
+    return costs;
 }
 
 /* ---- a run ---- */

@@ -108,8 +108,12 @@ void tiers_add_usage(const tiers *t, tiers_usage *sum);
 status tiers_set_view(tiers *t, const tiers_view *v, err *e);
 void tiers_forget_view(tiers *t); /* frees gathered pages; a view must be set before the next run */
 const tiers_view *tiers_get_view(const tiers *t);
-/* Bytes loaded from outside memory since the last call. */
-uint64_t tiers_take_loaded_bytes(tiers *t);
+/* What was loaded from outside memory and how long coding took, since the last call. */
+typedef struct tiers_costs {
+    uint64_t loaded_bytes;
+    int64_t encode_us;
+} tiers_costs;
+tiers_costs tiers_take_costs(tiers *t);
 
 /* How many tokens may be computed in one run from here: up to the end of the block. */
 int tiers_run_room(const tiers *t);

@@ -66,8 +66,7 @@ void client_print_episodes(
 {
     enum { TITLE_COLUMNS = 60, DATE_BYTES = 10 };
     const cJSON *item;
-    cJSON_ArrayForEach(item, episodes)
-    {
+    cJSON_ArrayForEach (item, episodes) {
         const cJSON *used = json_find(item, "used"), *score = json_find(item, "score");
         const char *title = client_text(item, "title"), *from = client_text(item, "from");
         if (only_used && used != NULL && !cJSON_IsTrue(used)) {

@@ -88,8 +88,7 @@ static const cJSON *session_of(const cJSON *conversation, int number, const char
 static status read_session(history *h, const cJSON *utterances, const cJSON *session_time, err *e)
 {
     const cJSON *u;
-    cJSON_ArrayForEach(u, utterances)
-    {
+    cJSON_ArrayForEach (u, utterances) {
         const cJSON *text = json_find(u, "text"), *time = json_find(u, "date_time"),
                     *ref = json_find(u, "dia_id");
         text = text != NULL ? text : json_find(u, "clean_text");

@@ -12,8 +12,11 @@ enum {
     BATCH_BYTES_MAX =
             1024 * 1024, /* of text: far below the limit of a line even when every byte is escaped */
     FAULTS_SHOWN_MAX = 20,
-    BAR_COLUMNS = 30
+    BAR_COLUMNS = 30,
+    STAGES = 4
 };
+
+static const char *const stage_names[STAGES] = {"prefill", "coding", "embed", "commit"};
 
 typedef struct ingest {
     client *to;
@@ -23,6 +26,7 @@ typedef struct ingest {
     int n_batch;
     int64_t turns, tokens, segments, episodes; /* turns: not stored before */
     int64_t start_us;
+    double stage_ms[STAGES];
     bool bar;
 } ingest;
 
@@ -62,15 +66,15 @@ static void show_bar(const ingest *g, double batch_share, int64_t batch_tokens)
             (long long)tokens, (double)tokens / seconds(g));
 }
 
-/* A batch is first read by the model, then embedded: about as long each. */
+/* A batch is first read by the model, then embedded; that is about a tenth of it. */
 static void on_progress(void *user, const cJSON *event)
 {
     double done = client_real(event, "done_tokens"), total = client_real(event, "total_tokens");
     double share = total > 0 && done <= total ? done / total : 0;
     if (strcmp(client_text(event, "phase"), "embed") == 0) {
-        show_bar(user, (1 + share) / 2, (int64_t)total);
+        show_bar(user, 0.9 + share / 10, (int64_t)total);
     } else if (strcmp(client_text(event, "phase"), "prefill") == 0) {
-        show_bar(user, share / 2, (int64_t)done);
+        show_bar(user, 0.9 * share, (int64_t)done);
     }
 }
 
@@ -81,14 +85,16 @@ static void batch_key(const char *session, const cJSON *batch, int first, char *
     uint64_t hash = 0xcbf29ce484222325u;
     const cJSON *m, *member;
     const char *text = session;
-    cJSON_ArrayForEach(m, batch){cJSON_ArrayForEach(member, m){
-            for (; *text != '\0'; text++){hash = (hash ^ (uint8_t)*text) * 0x100000001b3u;
-}
-hash = (hash ^ 0xffu) * 0x100000001b3u; /* between the texts: no UTF-8 has it */
-text = cJSON_IsString(member) ? member->valuestring : "";
-}
-}
-(void)snprintf(out, out_bytes, "ingest-%d-%016llx", first, (unsigned long long)hash);
+    cJSON_ArrayForEach (m, batch) {
+        cJSON_ArrayForEach (member, m) {
+            for (; *text != '\0'; text++) {
+                hash = (hash ^ (uint8_t)*text) * 0x100000001b3u;
+            }
+            hash = (hash ^ 0xffu) * 0x100000001b3u; /* between the texts: no UTF-8 has it */
+            text = cJSON_IsString(member) ? member->valuestring : "";
+        }
+    }
+    (void)snprintf(out, out_bytes, "ingest-%d-%016llx", first, (unsigned long long)hash);
 }
 
 /* The next messages, taken off the list. */
@@ -134,9 +140,27 @@ static status send_batch(ingest *g, cJSON *messages, err *e)
     g->segments = client_integer(done, "segments");
     g->episodes = client_integer(done, "episodes");
     g->n_batch = 0;
+    const cJSON *timing = cJSON_GetObjectItemCaseSensitive(done, "timing");
+    for (int i = 0; i < STAGES; i++) {
+        char name[32];
+        (void)snprintf(name, sizeof name, "%s_ms", stage_names[i]);
+        g->stage_ms[i] += client_real(timing, name);
+    }
     cJSON_Delete(done);
     show_bar(g, 0, 0);
     return ST_OK;
+}
+
+static void print_stages(const ingest *g)
+{
+    double total = 0;
+    for (int i = 0; i < STAGES; i++) {
+        total += g->stage_ms[i];
+    }
+    for (int i = 0; i < STAGES && total > 0; i++) {
+        (void)printf("%s%s %.1f %%", i == 0 ? "time: " : ", ", stage_names[i], 100 * g->stage_ms[i] / total);
+    }
+    (void)printf("\n");
 }
 
 static status send_all(ingest *g, cJSON *messages, err *e)
@@ -162,6 +186,7 @@ static status send_all(ingest *g, cJSON *messages, err *e)
     (void)printf("%s: %d messages, %lld tokens, %lld segments, %lld episodes, %.1f s, %.0f tokens/s\n",
             g->session, g->n_sent, (long long)g->tokens, (long long)g->segments, (long long)g->episodes,
             seconds(g), (double)g->tokens / seconds(g));
+    print_stages(g);
     return ST_OK;
 }
 

@@ -30,8 +30,7 @@ static void print_hits(const cJSON *hits, bool with_reason)
     if (all > 0) {
         (void)printf("  score   rank   turn   tok  when        said\n");
     }
-    cJSON_ArrayForEach(hit, hits)
-    {
+    cJSON_ArrayForEach (hit, hits) {
         if (shown++ == SHOWN_MAX) {
             (void)printf("  and %d more\n", all - SHOWN_MAX);
             return;

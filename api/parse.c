@@ -109,8 +109,7 @@ static status parse_stop(const json_place *at, agent_request *r)
         return parse_stop_item(at, stop, "stop", &r->stop[0]);
     }
     int i = 0;
-    cJSON_ArrayForEach(item, stop)
-    {
+    cJSON_ArrayForEach (item, stop) {
         char name[24];
         (void)snprintf(name, sizeof name, "stop[%d]", i);
         TRY(parse_stop_item(at, item, name, &r->stop[i++]));

@@ -60,8 +60,7 @@ status parse_messages(const json_place *at, bool allow_speaker, agent_request *r
         return ST_ERR_MEMORY;
     }
     r->n_messages = n;
-    cJSON_ArrayForEach(item, list)
-    {
+    cJSON_ArrayForEach (item, list) {
         char path[48];
         (void)snprintf(path, sizeof path, "messages[%d]", i);
         json_place place = {.object = item, .path = path, .fault = at->fault};

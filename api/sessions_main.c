@@ -31,8 +31,7 @@ static status list_page(client *c, bool json, char **next, err *e)
     cJSON *done = NULL;
     const cJSON *s;
     TRY(client_ask(c, list_request(*next != NULL ? *next : ""), NULL, NULL, &done, e));
-    cJSON_ArrayForEach(s, json_find(done, "sessions"))
-    {
+    cJSON_ArrayForEach (s, json_find(done, "sessions")) {
         if (json) {
             client_print_json(s);
         } else {
@@ -118,8 +117,7 @@ static void print_map(const cJSON *episodes, int64_t turns)
     const cJSON *ep;
     (void)printf("%-24s %-11s %-24s %7s %8s %-11s %s\n", "WHERE IN THE SESSION", "    TURNS", "WHEN",
             "TOKENS", "KIB", "RECALLED", "EPISODE");
-    cJSON_ArrayForEach(ep, episodes)
-    {
+    cJSON_ArrayForEach (ep, episodes) {
         print_episode(ep, turns);
     }
 }

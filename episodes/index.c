@@ -165,13 +165,11 @@ static status stage(ep_index *x, const ep_utterance *u, int n, int *copied, err 
         pairs += count_pairs(item);
     }
     TRY(ep_lexical_reserve(&x->lexical, (size_t)n, pairs));
-    int64_t window = x->named.count, part = x->parts.count;
+    int64_t part = x->parts.count;
     TRY(ep_windows_embed(x, x->n_items, n, e));
     for (int i = 0; i < n; i++) {
         ep_item *item = &x->items[x->n_items + i];
-        item->first_window = window;
         item->first_part = part;
-        window += ep_windows_ending_at(item);
         part += item->parts;
     }
     return ST_OK;

@@ -1,10 +1,11 @@
 /*
- * The texts around an utterance that are embedded, and where their vectors lie.
+ * The vectors of an utterance and its surroundings, and where they lie.
  *
- * For each utterance four texts: itself and the five utterances around it, with the speakers' names; its bare text and
- * the three around it, without. (Which ones is measured: README.md.) All inside its run. Each text is embedded once
- * and never again: the window of three around i is the one that ends with i + 1. At the ends of a run the window
- * reaches further to the one side instead. A long message is also embedded in pieces of one to three sentences.
+ * Four for each utterance: of itself and of the five utterances around it, with the speakers' names; of its bare text and
+ * of the three around it, without. (Which ones is measured: README.md.) All inside its run. An utterance is embedded by
+ * itself, once with and once without its speaker's name; the vector of a window is the mean of its utterances' vectors,
+ * of unit length. The window of three around i is the one that ends with i + 1; at the ends of a run the window reaches
+ * further to the one side instead. A long message is also embedded in pieces of one to three sentences.
  */
 #include "episodes/index_internal.h"
 #include "episodes/text_internal.h"
@@ -14,7 +15,7 @@
 enum {
     BATCH_TEXTS_MAX = 64,
     LONG_WORDS_MIN = EP_CHUNK_WORDS_MAX + 1, /* more than one piece holds */
-    ALONE_WORDS_MAX = 180                    /* about 256 word pieces: what a sentence encoder reads */
+    UTTERANCE_WORDS_MAX = 180                /* about 256 word pieces: what a sentence encoder reads */
 };
 
 /* Utterances in the wider window that ends with an item. */
@@ -61,18 +62,41 @@ typedef struct batch {
     float *rotated; /* one of them */
 } batch;
 
-static status store_vector(ep_index *x, target to, int64_t owner, const float *v)
+/* The mean of the vectors of up to `length` utterances that end with item i, behind its own vector. */
+static void store_window(ep_index *x, ep_vectors *pool, int64_t i, int length, float *mean)
 {
-    ep_vectors *pool = to == TO_NAMED ? &x->named : to == TO_BARE ? &x->bare : &x->parts;
-    TRY(ep_vectors_reserve(pool, 1));
-    if (to == TO_PARTS) {
-        void *owners = x->part_owners;
-        TRY(base_grow(&owners, &x->part_owners_cap, (size_t)x->parts.count + 1, SIZE_MAX / 8,
-                sizeof *x->part_owners));
-        x->part_owners = owners;
-        x->part_owners[x->parts.count] = owner;
+    int back = length - 1 < x->items[i].run_at ? length - 1 : x->items[i].run_at;
+    memset(mean, 0, (size_t)x->dim * sizeof *mean);
+    for (int64_t k = i - back; k <= i; k++) {
+        ep_vectors_accumulate(pool, x->items[k].first_window, 1, mean);
     }
+    (void)ep_unit(mean, x->dim);
+    (void)ep_vectors_add(pool, mean);
+}
+
+/* An utterance's own vector and that of the window that ends with it. v is written over. */
+static status store_utterance(ep_index *x, target to, int64_t i, float *v)
+{
+    ep_vectors *pool = to == TO_NAMED ? &x->named : &x->bare;
+    int n = ep_windows_ending_at(&x->items[i]);
+    TRY(ep_vectors_reserve(pool, n));
+    x->items[i].first_window = pool->count; /* the two pools grow in step */
     (void)ep_vectors_add(pool, v);
+    if (n > 1) {
+        store_window(x, pool, i, to == TO_NAMED ? NAMED_LENGTH : BARE_LENGTH, v);
+    }
+    return ST_OK;
+}
+
+static status store_part(ep_index *x, int64_t i, const float *v)
+{
+    void *owners = x->part_owners;
+    TRY(ep_vectors_reserve(&x->parts, 1));
+    TRY(base_grow(
+            &owners, &x->part_owners_cap, (size_t)x->parts.count + 1, SIZE_MAX / 8, sizeof *x->part_owners));
+    x->part_owners = owners;
+    x->part_owners[x->parts.count] = i;
+    (void)ep_vectors_add(&x->parts, v);
     return ST_OK;
 }
 
@@ -92,7 +116,8 @@ static status flush(batch *b, err *e)
             return FAIL(e, ST_ERR_FORMAT, "the sentence encoder gave a vector that is not finite");
         }
         ep_rotate(v, x->ops.dim, b->rotated);
-        TRY(store_vector(x, b->to[i], b->owner[i], b->rotated));
+        TRY(b->to[i] == TO_PARTS ? store_part(x, b->owner[i], b->rotated)
+                                 : store_utterance(x, b->to[i], b->owner[i], b->rotated));
     }
     b->n = 0;
     b->text.size = 0;
@@ -132,21 +157,13 @@ static status end_text(batch *b)
     return ST_OK;
 }
 
-/* The window of `length` utterances that ends with item i, clipped by its run. */
-static status put_window(batch *b, target to, int64_t i, int length, err *e)
+/* An utterance, from its speaker's name on or without. */
+static status put_utterance(batch *b, target to, int64_t i, err *e)
 {
-    int32_t run_at = b->x->items[i].run_at;
-    int back = length - 1 < run_at ? length - 1 : run_at;
+    const ep_item *u = &b->x->items[i];
+    size_t from = to == TO_BARE ? u->text_at : 0;
     TRY(begin_text(b, to, i, e));
-    for (int64_t k = i - back; k <= i; k++) {
-        const ep_item *u = &b->x->items[k];
-        size_t from = to == TO_BARE ? u->text_at : 0;
-        TRY(put_words(
-                b, u->line + from, u->line_bytes - from, back == 0 ? ALONE_WORDS_MAX : EP_CHUNK_WORDS_MAX));
-        if (k < i) {
-            TRY(base_buf_append(&b->text, "\n", 1));
-        }
-    }
+    TRY(put_words(b, u->line + from, u->line_bytes - from, UTTERANCE_WORDS_MAX));
     return end_text(b);
 }
 
@@ -173,12 +190,8 @@ static status put_parts(batch *b, int64_t i, err *e)
 
 static status put_item(batch *b, int64_t i, err *e)
 {
-    TRY(put_window(b, TO_NAMED, i, 1, e));
-    TRY(put_window(b, TO_BARE, i, 1, e));
-    if (ep_windows_ending_at(&b->x->items[i]) > 1) {
-        TRY(put_window(b, TO_NAMED, i, NAMED_LENGTH, e));
-        TRY(put_window(b, TO_BARE, i, BARE_LENGTH, e));
-    }
+    TRY(put_utterance(b, TO_NAMED, i, e));
+    TRY(put_utterance(b, TO_BARE, i, e));
     return put_parts(b, i, e);
 }
 

@@ -93,8 +93,7 @@ static void check_prompt(const fixture *f, const char *name)
     const float *last = logits + (size_t)(n - 1) * (size_t)vocab;
     double norm = log_sum_exp(last, vocab);
     const cJSON *pair;
-    cJSON_ArrayForEach(pair, cJSON_GetObjectItemCaseSensitive(prompt, "top20"))
-    {
+    cJSON_ArrayForEach (pair, cJSON_GetObjectItemCaseSensitive(prompt, "top20")) {
         int id = cJSON_GetArrayItem(pair, 0)->valueint;
         double expected = cJSON_GetArrayItem(pair, 1)->valuedouble;
         if (!(fabs((double)last[id] - norm - expected) <= 1e-3)) {

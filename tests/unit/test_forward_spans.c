@@ -182,8 +182,7 @@ static void history_elsewhere_is_attended_as_in_place(void **state)
     const cJSON *about;
     assert_non_null(list);
     assert_int_equal(krn_pool_open(2, &pool, &e), ST_OK);
-    cJSON_ArrayForEach(about, list)
-    {
+    cJSON_ArrayForEach (about, list) {
         check_model(pool, about);
     }
     krn_pool_close(pool);

@@ -34,8 +34,7 @@ static int read_messages(const cJSON *chat, chat_message list[MESSAGES_MAX])
 {
     int n = 0;
     const cJSON *m;
-    cJSON_ArrayForEach(m, member(chat, "messages"))
-    {
+    cJSON_ArrayForEach (m, member(chat, "messages")) {
         const char *content = text_member(m, "content");
         assert_true(n < MESSAGES_MAX);
         list[n++] = (chat_message){
@@ -66,15 +65,13 @@ static void for_each_chat(each_chat visit)
 {
     const cJSON *t, *chat;
     int n = 0;
-    cJSON_ArrayForEach(t, templates)
-    {
+    cJSON_ArrayForEach (t, templates) {
         if (!cJSON_IsString(member(t, "family"))) {
             continue;
         }
         const chat_template *c = build(t, NULL);
         assert_string_equal(chat_template_name(c), text_member(t, "family"));
-        cJSON_ArrayForEach(chat, member(t, "cases"))
-        {
+        cJSON_ArrayForEach (chat, member(t, "cases")) {
             visit(c, t, chat);
             n++;
         }
@@ -298,8 +295,7 @@ static void refuses_templates_of_no_known_kind(void **state)
     const cJSON *t;
     int n = 0;
     (void)state;
-    cJSON_ArrayForEach(t, templates)
-    {
+    cJSON_ArrayForEach (t, templates) {
         const chat_template *c = NULL;
         err e;
         const char *jinja = text_member(t, "jinja");
@@ -352,8 +348,7 @@ static void reads_the_default_system_prompt(void **state)
     (void)state;
     for (size_t i = 0; i < sizeof defaults / sizeof defaults[0]; i++) {
         const cJSON *t;
-        cJSON_ArrayForEach(t, templates)
-        {
+        cJSON_ArrayForEach (t, templates) {
             if (strcmp(text_member(t, "name"), defaults[i][0]) == 0) {
                 const chat_template *c = build(t, NULL);
                 const char *got = chat_template_default_system(c);
@@ -373,8 +368,7 @@ static void fingerprints_tell_templates_apart(void **state)
     int n = 0;
     const cJSON *t;
     (void)state;
-    cJSON_ArrayForEach(t, templates)
-    {
+    cJSON_ArrayForEach (t, templates) {
         if (cJSON_IsString(member(t, "family")) && n < 32) {
             const chat_template *c = build(t, NULL), *again = build(t, NULL);
             seen[n] = chat_template_fingerprint(c);

@@ -102,8 +102,7 @@ static void refuses_by_name_and_place(void **state)
     const cJSON *request;
     err e;
     int n = 0;
-    cJSON_ArrayForEach(request, member(file, "unencodable"))
-    {
+    cJSON_ArrayForEach (request, member(file, "unencodable")) {
         token_list ids = {0};
         const char *text = text_member(request, "text");
         assert_int_equal(tokenizer_encode(tok, text, strlen(text), true, &ids, &e), ST_ERR_UNENCODABLE);
@@ -152,8 +151,7 @@ static void render(const chat_template *c, const cJSON *messages, bool ask, mark
     err e;
     int n = 0;
     const cJSON *m;
-    cJSON_ArrayForEach(m, messages)
-    {
+    cJSON_ArrayForEach (m, messages) {
         const char *content = text_member(m, "content");
         list[n++] = (chat_message){
                 .role = text_member(m, "role"), .content = content, .content_bytes = strlen(content)};
@@ -184,8 +182,7 @@ static void renders_and_encodes_the_shared_chats(void **state)
     const cJSON *chat;
     err e;
     int n = 0, same = 0;
-    cJSON_ArrayForEach(chat, file)
-    {
+    cJSON_ArrayForEach (chat, file) {
         marked_text text;
         token_list ids = {0}, parsed = {0};
         marked_text_init(&text);
@@ -222,8 +219,7 @@ static void keeps_control_words_in_messages_letters(void **state)
     const cJSON *request;
     err e;
     int n = 0;
-    cJSON_ArrayForEach(request, file)
-    {
+    cJSON_ArrayForEach (request, file) {
         marked_text text;
         token_list ids = {0};
         marked_text_init(&text);

@@ -83,8 +83,7 @@ static void knows_every_character(void **state)
     cJSON *runs = read_json(DATA "tokenizer/wordpiece_kinds.json");
     uint32_t c = 0x80;
     const cJSON *run;
-    cJSON_ArrayForEach(run, runs)
-    {
+    cJSON_ArrayForEach (run, runs) {
         size_t kind = 0;
         while (strcmp(kinds[kind], text_member(run, "kind")) != 0) {
             assert_true(++kind < 4);

@@ -40,8 +40,7 @@ static inline float *vectors_f32(const char *path, size_t n)
 static inline const cJSON *vectors_named(const cJSON *array, const char *name)
 {
     const cJSON *o;
-    cJSON_ArrayForEach(o, array)
-    {
+    cJSON_ArrayForEach (o, array) {
         const cJSON *n = cJSON_GetObjectItemCaseSensitive(o, "name");
         if (cJSON_IsString(n) && strcmp(n->valuestring, name) == 0) {
             return o;
@@ -58,8 +57,7 @@ static inline int32_t *vectors_ids(const cJSON *o, const char *member, int *n)
     int32_t *ids = base_alloc((size_t)cJSON_GetArraySize(array) * sizeof *ids);
     *n = 0;
     if (ids != NULL) {
-        cJSON_ArrayForEach(m, array)
-        {
+        cJSON_ArrayForEach (m, array) {
             ids[(*n)++] = m->valueint;
         }
     }
